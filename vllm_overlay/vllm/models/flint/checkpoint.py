@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The tensors that a Flint checkpoint holds, and checks against that list."""
+
+from collections.abc import Generator, Iterable
+
+import torch
+
+from .configs import FlintConfig
+
+_NAMES_SHOWN = 5
+
+
+def expected_tensors(config: FlintConfig) -> dict[str, tuple[int, ...]]:
+    """List the checkpoint's tensors.
+
+    Args:
+        config: The model's configuration.
+
+    Returns:
+        Shape of every tensor by its name in Flint's safetensors; the routed experts
+        are one tensor an expert and projection.
+
+    """
+    hidden = config.hidden_size
+    q_size = config.num_attention_heads * config.head_dim
+    kv_size = config.num_key_value_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (config.vocab_size, hidden),
+    }
+
+    def add_mlp(prefix: str, width: int) -> None:
+        shapes[f"{prefix}.gate_proj.weight"] = (width, hidden)
+        shapes[f"{prefix}.up_proj.weight"] = (width, hidden)
+        shapes[f"{prefix}.down_proj.weight"] = (hidden, width)
+
+    for i in range(config.num_hidden_layers):
+        layer = f"model.layers.{i}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.self_attn.q_proj.weight": (q_size, hidden),
+            f"{layer}.self_attn.k_proj.weight": (kv_size, hidden),
+            f"{layer}.self_attn.v_proj.weight": (kv_size, hidden),
+            f"{layer}.self_attn.o_proj.weight": (hidden, q_size),
+            f"{layer}.self_attn.q_norm.weight": (config.head_dim,),
+            f"{layer}.self_attn.k_norm.weight": (config.head_dim,),
+            f"{layer}.self_attn.softmax_offset": (config.num_attention_heads,),
+        }
+        if i in config.mlp_only_layers:
+            add_mlp(f"{layer}.mlp", config.intermediate_size)
+            continue
+        shapes[f"{layer}.mlp.gate.weight"] = (config.num_experts, hidden)
+        add_mlp(f"{layer}.mlp.shared_expert", config.shared_expert_intermediate_size)
+        for expert in range(config.num_experts):
+            add_mlp(f"{layer}.mlp.experts.{expert}", config.moe_intermediate_size)
+    return shapes
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Name a few tensors and count the rest, for an error message."""
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:_NAMES_SHOWN])
+    rest = len(ordered) - _NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+class CheckpointTracker:
+    """Watches the tensors that a load passes on to the model.
+
+    vLLM's own loader does not notice an absent weight of a linear layer, which would
+    then serve whatever its memory held.
+
+    Args:
+        config: The model's configuration.
+
+    """
+
+    def __init__(self, config: FlintConfig) -> None:
+        self._config = config
+        self._absent: dict[str, tuple[int, ...]] | None = None
+
+    def check(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Pass tensors through.
+
+        Args:
+            weights: Pairs of a checkpoint name and its tensor.
+
+        Yields:
+            The same pairs.
+
+        Raises:
+            ValueError: A tensor that Flint has comes in another shape.
+
+        """
+        expected = expected_tensors(self._config)
+        if self._absent is None:
+            self._absent = dict(expected)
+        for name, tensor in weights:
+            # Packed NVFP4 codes hold two values a byte.
+            width = 2 if tensor.dtype == torch.uint8 else 1
+            shape = (*tensor.shape[:-1], tensor.shape[-1] * width)
+            if name in expected and shape != expected[name]:
+                raise ValueError(
+                    f"Flint checkpoint: {name} has shape {list(shape)}, but the "
+                    f"config asks for {list(expected[name])}; do config.json and "
+                    "weights belong together?"
+                )
+            self._absent.pop(name, None)
+            yield name, tensor
+
+    def finish(self, skip_experts: bool = False) -> None:
+        """End the first load.
+
+        Args:
+            skip_experts: Whether experts of other ranks were left out on purpose.
+
+        Raises:
+            ValueError: Tensors were loaded, but not all that the model needs.
+
+        """
+        absent, self._absent = self._absent, {}
+        # None: dummy weights, which no checkpoint supplied.
+        missing = [
+            name
+            for name in absent or ()
+            if not (skip_experts and ".mlp.experts." in name)
+        ]
+        if missing:
+            raise ValueError(
+                f"Flint checkpoint: tensors are missing: {join_names(missing)}; "
+                "download it again"
+            )

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Inference-only Flint on vLLM's stock layers.
+
+Runs on every platform that vLLM supports. Stock layers depart from the exact
+arithmetic of Flint's kernels in the last bits, at BF16 only: the RoPE table and the
+sinks are rounded to the model's dtype, the routing weights stay FP32, and an NVFP4
+head rounds its logits to BF16.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+from torch import nn
+
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group, tensor_model_parallel_all_gather
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory, GateLinear
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    extract_layer_index,
+    make_empty_intermediate_tensors_factory,
+    make_layers,
+    maybe_prefix,
+    sequence_parallel_chunk,
+)
+from vllm.platforms import current_platform
+from vllm.sequence import IntermediateTensors
+
+from .attention import FlintAttention
+from .checkpoint import CheckpointTracker
+from .patchset import require_patches
+
+__all__ = [
+    "FlintAttention",
+    "FlintDecoderLayer",
+    "FlintForCausalLM",
+    "FlintMLP",
+    "FlintModel",
+    "FlintSparseMoeBlock",
+]
+
+
+class FlintMLP(nn.Module):
+    """SwiGLU MLP: a dense layer's, or the shared expert of a sparse one."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        quant_config: QuantizationConfig | None = None,
+        reduce_results: bool = True,
+        prefix: str = "",
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden_size,
+            [intermediate_size] * 2,
+            bias=False,
+            quant_config=quant_config,
+            prefix=f"{prefix}.gate_up_proj",
+        )
+        self.down_proj = RowParallelLinear(
+            intermediate_size,
+            hidden_size,
+            bias=False,
+            quant_config=quant_config,
+            reduce_results=reduce_results,
+            prefix=f"{prefix}.down_proj",
+        )
+        self.act_fn = SiluAndMul()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape."""
+        gate_up, _ = self.gate_up_proj(x)
+        output, _ = self.down_proj(self.act_fn(gate_up))
+        return output
+
+
+class FlintSparseMoeBlock(nn.Module):
+    """Sigmoid-routed experts plus a shared expert that is added in full."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_text_config
+        parallel_config = vllm_config.parallel_config
+        quant_config = vllm_config.quant_config
+        if parallel_config.enable_eplb:
+            raise ValueError("Flint does not support --enable-eplb; leave it out")
+        self.is_sequence_parallel = parallel_config.use_sequence_parallel_moe
+        self.gate = GateLinear(
+            config.hidden_size,
+            config.num_experts,
+            quant_config=None,
+            prefix=f"{prefix}.gate",
+        )
+        self.shared_expert = FlintMLP(
+            config.hidden_size,
+            config.shared_expert_intermediate_size,
+            quant_config=quant_config,
+            # The runner reduces the routed and the shared output together.
+            reduce_results=False,
+            prefix=f"{prefix}.shared_expert",
+        )
+        # vLLM's CPU router knows sigmoid scores with grouped experts only; one group
+        # of all experts is the same.
+        one_group = 1 if current_platform.is_cpu() else None
+        self.experts = FusedMoEFactory(
+            num_experts=config.num_experts,
+            top_k=config.num_experts_per_tok,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.moe_intermediate_size,
+            renormalize=config.norm_topk_prob,
+            scoring_func=config.router_score_function,
+            use_grouped_topk=one_group is not None,
+            num_expert_group=one_group,
+            topk_group=one_group,
+            quant_config=quant_config,
+            prefix=f"{prefix}.experts",
+            is_sequence_parallel=self.is_sequence_parallel,
+            gate=self.gate,
+            shared_experts=self.shared_expert,
+        )
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape."""
+        num_tokens = hidden_states.shape[0]
+        if self.is_sequence_parallel:
+            hidden_states = sequence_parallel_chunk(hidden_states)
+        # The runner owns the gate, so it takes the hidden states as its logits.
+        output = self.experts(hidden_states=hidden_states, router_logits=hidden_states)
+        if self.is_sequence_parallel:
+            output = tensor_model_parallel_all_gather(output, 0)[:num_tokens]
+        return output
+
+
+class FlintDecoderLayer(nn.Module):
+    """Pre-norm attention and MLP (dense or sparse) around a residual stream."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_text_config
+        quant_config = vllm_config.quant_config
+        self.self_attn = FlintAttention(
+            config,
+            cache_config=vllm_config.cache_config,
+            quant_config=quant_config,
+            prefix=f"{prefix}.self_attn",
+        )
+        self.mlp: FlintMLP | FlintSparseMoeBlock
+        if extract_layer_index(prefix) in config.mlp_only_layers:
+            self.mlp = FlintMLP(
+                config.hidden_size,
+                config.intermediate_size,
+                quant_config=quant_config,
+                prefix=f"{prefix}.mlp",
+            )
+        else:
+            self.mlp = FlintSparseMoeBlock(vllm_config, prefix=f"{prefix}.mlp")
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps
+        )
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layer.
+
+        Args:
+            positions: Position of each token, [num_tokens] int64.
+            hidden_states: The last block's output, [num_tokens, hidden_size].
+            residual: The residual stream before it, or None in the first layer.
+
+        Returns:
+            This layer's MLP output and the residual stream before it.
+
+        """
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = self.self_attn(positions, hidden_states)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+
+@support_torch_compile
+class FlintModel(nn.Module):
+    """Embedding, decoder layers and final norm."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_text_config
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size,
+            config.hidden_size,
+            prefix=f"{prefix}.embed_tokens",
+        )
+        self.start_layer, self.end_layer, self.layers = make_layers(
+            config.num_hidden_layers,
+            lambda prefix: FlintDecoderLayer(vllm_config, prefix=prefix),
+            prefix=f"{prefix}.layers",
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
+            ["hidden_states", "residual"], config.hidden_size
+        )
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Look up [num_tokens] token ids as [num_tokens, hidden_size]."""
+        return self.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Run this pipeline stage; see `FlintForCausalLM.forward`."""
+        residual: torch.Tensor | None
+        if get_pp_group().is_first_rank:
+            if inputs_embeds is None:
+                assert input_ids is not None
+                inputs_embeds = self.embed_input_ids(input_ids)
+            hidden_states = inputs_embeds
+            residual = None
+        else:
+            assert intermediate_tensors is not None
+            hidden_states = intermediate_tensors["hidden_states"]
+            residual = intermediate_tensors["residual"]
+        for layer in islice(self.layers, self.start_layer, self.end_layer):
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors(
+                {"hidden_states": hidden_states, "residual": residual}
+            )
+        hidden_states, _ = self.norm(hidden_states, residual)
+        return hidden_states
+
+
+class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
+    """Flint with its language-model head."""
+
+    packed_modules_mapping = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_suffix={
+            ".self_attn.softmax_offset": ".self_attn.sinks",
+        },
+        orig_to_new_stacked={
+            ".q_proj": (".qkv_proj", "q"),
+            ".k_proj": (".qkv_proj", "k"),
+            ".v_proj": (".qkv_proj", "v"),
+            ".mlp.gate_proj": (".mlp.gate_up_proj", 0),
+            ".mlp.up_proj": (".mlp.gate_up_proj", 1),
+            ".shared_expert.gate_proj": (".shared_expert.gate_up_proj", 0),
+            ".shared_expert.up_proj": (".shared_expert.gate_up_proj", 1),
+        },
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        require_patches()
+        config = vllm_config.model_config.hf_text_config
+        self.config = config
+        self.quant_config = vllm_config.quant_config
+        self.model = FlintModel(
+            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model")
+        )
+        self.lm_head = ParallelLMHead(
+            config.vocab_size,
+            config.hidden_size,
+            quant_config=vllm_config.quant_config,
+            prefix=maybe_prefix(prefix, "lm_head"),
+        )
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.make_empty_intermediate_tensors = (
+            self.model.make_empty_intermediate_tensors
+        )
+        self._checkpoint = CheckpointTracker(config)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Look up [num_tokens] token ids as [num_tokens, hidden_size]."""
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Run this rank's layers.
+
+        Args:
+            input_ids: Token ids, [num_tokens] int32 or int64.
+            positions: Position of each token, [num_tokens] int64.
+            intermediate_tensors: The previous pipeline stage's output.
+            inputs_embeds: Embeddings to use in place of `input_ids`.
+
+        Returns:
+            Normed hidden states, [num_tokens, hidden_size], on the last pipeline
+            rank; what the next stage needs on the others.
+
+        """
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Map [num_tokens, hidden_size] to [num_tokens, vocab_size]."""
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load tensors under the checkpoint's names.
+
+        Args:
+            weights: Pairs of a name as in Flint's safetensors and its tensor.
+
+        Returns:
+            Names of the parameters that were set.
+
+        Raises:
+            ValueError: A tensor is unknown or has the wrong shape.
+
+        """
+        loader = AutoWeightsLoader(self)
+        return loader.load_weights(
+            self._checkpoint.check(weights), mapper=self.hf_to_vllm_mapper
+        )
+
+    def process_weights_after_loading(self) -> None:
+        """Refuse a checkpoint that left weights unset."""
+        self._checkpoint.finish()
