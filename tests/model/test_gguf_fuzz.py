@@ -6,14 +6,14 @@ import struct
 from pathlib import Path
 
 import pytest
-from damaged_gguf import TINY, write_edited
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tinymodel.specs import config_json
-
 from vllm.models.flint.configs import FlintConfig
 from vllm.models.flint.gguf_file import GGUFFileError, open_gguf
 from vllm.models.flint.gguf_nvfp4 import gguf_nvfp4_weights_iterator
+
+from support.damaged_gguf import TINY, write_edited
+from tinymodel.specs import config_json
 
 CONFIG = FlintConfig(**config_json(TINY))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
+
 from tinymodel.gguf_file import (
     ARCHITECTURE,
     GgufTensor,

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Writes requirements/*.txt: every version pinned, from one real resolution.
+
+Run it by hand after a change of the base or of a .in file:
+
+    .venv/bin/python scripts/bootstrap/lock.py --wheel PATCHED_CPU_WHEEL
+
+tools.txt and engine.txt go into one environment, so they are resolved together.
+The resolution is against the package index alone, whatever else this machine's pip
+is configured to use; torch then is the CUDA build, whose own libraries go to
+torch-cuda.txt. That one is a constraints file: a CPU build of torch, where pip
+finds one, needs none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
+_CUDA_PREFIXES = ("nvidia-", "cuda-")
+_X86_PREFIX = "intel-"
+_HEADER = "# Made by scripts/bootstrap/lock.py from {source}; do not edit.\n"
+
+
+def read_inputs(path: Path) -> list[str]:
+    """Return the requirements of a .in file without comments."""
+    lines = (line.partition("#")[0].strip() for line in path.open(encoding="utf-8"))
+    return [line for line in lines if line]
+
+
+def wheel_requirements(wheel: Path) -> list[str]:
+    """Return what a wheel's metadata asks for, extras left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        text = archive.read(names[0]).decode()
+    found = HeaderParser().parsestr(text).get_all("Requires-Dist", [])
+    return [
+        line
+        for line in found
+        if "extra" not in str(Requirement(line).marker)
+        and _applies(Requirement(line), "")
+    ]
+
+
+def resolve(requirements: list[str]) -> dict[str, dict]:
+    """Return name -> core metadata of everything that pip would install."""
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT")
+    }
+    environment["PIP_CONFIG_FILE"] = os.devnull
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet"]
+        command += ["--ignore-installed", "--report", str(report), *requirements]
+        subprocess.run(command, check=True, env=environment)
+        found = json.loads(report.read_text(encoding="utf-8"))
+    return {
+        canonicalize_name(item["metadata"]["name"]): item["metadata"]
+        for item in found["install"]
+    }
+
+
+def closure(requirements: list[str], resolved: dict[str, dict]) -> set[str]:
+    """Return the names that the requirements need, directly or not."""
+    seen: set[tuple[str, str]] = set()
+    todo = [Requirement(line) for line in requirements]
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in ("", *requirement.extras):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            for line in resolved[name].get("requires_dist", []):
+                inner = Requirement(line)
+                if _applies(inner, extra):
+                    todo.append(inner)
+    return {name for name, _ in seen}
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def write(target: str, names: set[str], resolved: dict[str, dict], source: str) -> None:
+    """Write one lock file."""
+    lines = []
+    for name in sorted(names):
+        x86_only = name.startswith(_X86_PREFIX)
+        marker = '; platform_machine == "x86_64"' if x86_only else ""
+        lines.append(f"{name}=={resolved[name]['version']}{marker}\n")
+    text = _HEADER.format(source=source) + "".join(lines)
+    (REQUIREMENTS / target).write_text(text, encoding="utf-8")
+    print(f"{target}: {len(names)} packages")
+
+
+def main() -> int:
+    """Write all lock files."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--wheel", type=Path, required=True, metavar="FILE")
+    wheel = parser.parse_args().wheel
+    tools = read_inputs(REQUIREMENTS / "tools.in")
+    engine = read_inputs(REQUIREMENTS / "engine.in") + wheel_requirements(wheel)
+    resolved = resolve(tools + engine)
+    engine_names = closure(engine, resolved)
+    cuda = {name for name in engine_names if name.startswith(_CUDA_PREFIXES)}
+    write("tools.txt", closure(tools, resolved), resolved, "tools.in")
+    source = "engine.in and the patched wheel's metadata"
+    write("engine.txt", engine_names - cuda, resolved, source)
+    write("torch-cuda.txt", cuda, resolved, source)
+    reference = read_inputs(REQUIREMENTS / "reference.in")
+    resolved = resolve(reference)
+    names = closure(reference, resolved)
+    cuda = {name for name in names if name.startswith(_CUDA_PREFIXES)}
+    write("reference.txt", names - cuda, resolved, "reference.in")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

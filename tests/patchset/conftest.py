@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Fixtures: a small stand-in for vLLM with a patch set, and the real one."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+for folder in (ROOT / "scripts", HERE):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from synthetic_vllm import Synthetic, make_synthetic  # noqa: E402
+
+from patchset.download import fetch  # noqa: E402
+from patchset.repo import Repo, load_repo  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def pristine_synthetic(tmp_path_factory: pytest.TempPathFactory) -> Synthetic:
+    """Made once; tests that change it take `synthetic`."""
+    return make_synthetic(tmp_path_factory.mktemp("synthetic"))
+
+
+@pytest.fixture
+def synthetic(
+    pristine_synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Synthetic:
+    """A copy of the stand-in, and a download cache that holds its archive."""
+    shutil.copytree(pristine_synthetic.home, tmp_path / "home", symlinks=True)
+    copy = Synthetic(tmp_path / "home")
+    monkeypatch.setenv("FLINT_PATCHSET_CACHE", str(copy.home / "cache"))
+    return copy
+
+
+@pytest.fixture(scope="session")
+def real_repo() -> Repo:
+    """This repository's own patch set."""
+    return load_repo(ROOT)
+
+
+@pytest.fixture(scope="session")
+def real_archive(real_repo: Repo) -> Path:
+    """vLLM's own source archive, from the cache or the package index."""
+    return fetch(real_repo.pin.sdist)
