@@ -25,6 +25,7 @@ from pathlib import Path
 
 from bootstrap import pip_run, system
 from bootstrap.errors import BootstrapError
+from bootstrap.process import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -104,16 +105,10 @@ def _make(place: Path, python: Path) -> None:
     print("Making the environment .venv (some minutes, about 4 GB)", flush=True)
     shutil.rmtree(place, ignore_errors=True)
     with _removed_on_failure(place):
-        done = subprocess.run(
-            [sys.executable, "-I", "-m", "venv", str(place)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise BootstrapError(
-                f"python -m venv failed:\n{done.stdout}{done.stderr}".rstrip()
-            )
+        command = [sys.executable, "-I", "-m", "venv", str(place)]
+        code, text = output_of(command, subprocess.STDOUT)
+        if code:
+            raise BootstrapError(f"python -m venv failed:\n{text}".rstrip())
         tools = _REQUIREMENTS / "tools.txt"
         pins = tools.read_text(encoding="utf-8").splitlines()
         pip = next(line for line in pins if line.startswith("pip=="))
@@ -138,14 +133,14 @@ def _build_wheel(python: Path) -> Path:
     command = [str(python), str(ROOT / "scripts" / "patchset"), "wheel"]
     command += ["--kind", f"cpu-{platform.machine()}", "--out", str(out), "--json"]
     # Its progress goes to stderr, and so to the user.
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    code, text = output_of(command, None)
     try:
-        report = json.loads(done.stdout)
+        report = json.loads(text)
     except ValueError:
         raise BootstrapError(
             "the patched wheel could not be made (see above)"
         ) from None
-    if done.returncode:
+    if code:
         notes = "".join(f"\n  {note}" for note in report["notes"])
         raise BootstrapError(
             f"the patched wheel could not be made: {report['summary']}{notes}"

@@ -24,5 +24,5 @@ def run_in_environment(arguments: list[str]) -> NoReturn:
     except (BootstrapError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("stopped; .venv is as it was, run this again to go on")
+        sys.exit("stopped; run this again to go on")
     os.execve(python, [str(python), *arguments], environment.variables())

@@ -31,6 +31,7 @@ from packaging.utils import canonicalize_name
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 _CUDA_PREFIXES = ("nvidia-", "cuda-")
 _X86_PREFIX = "intel-"
+_OLDEST_PYTHON = "3.11.2"  # Debian 12's; some packages want a later 3.11
 _HEADER = "# Made by scripts/bootstrap/lock.py from {source}; do not edit.\n"
 
 
@@ -65,6 +66,7 @@ def resolve(requirements: list[str]) -> dict[str, dict]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet"]
+        command += ["--python-version", _OLDEST_PYTHON, "--only-binary", ":all:"]
         command += ["--ignore-installed", "--report", str(report), *requirements]
         subprocess.run(command, check=True, env=environment)
         found = json.loads(report.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bootstrap.console import StatusLine
 from bootstrap.errors import BootstrapError
+from bootstrap.process import child, output_of
 
 _TAIL_LINES = 12
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -64,24 +65,16 @@ def run_pip(python: Path, label: str, arguments: list[str], raw: bool = True) ->
     line = StatusLine(label)
     output = PipOutput()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        try:
+    try:
+        with child(command, subprocess.STDOUT) as process:
+            assert process.stdout is not None
             for text in process.stdout:
                 if not _PROGRESS.match(text):
                     tail.append(text.rstrip())
                 line.update(output.feed(text))
-        except BaseException:
-            process.terminate()
-            line.clear()
-            raise
+    except BaseException:
+        line.clear()
+        raise
     if process.returncode:
         line.clear()
         raise BootstrapError(
@@ -97,9 +90,8 @@ def check_environment(python: Path) -> None:
         BootstrapError: Something installed does not fit together.
     """
     command = [str(python), "-I", "-m", "pip", "check", "--disable-pip-version-check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    code, text = output_of(command, subprocess.STDOUT)
+    if code:
         raise BootstrapError(
-            "the installed packages do not fit together (pip check):\n"
-            f"{done.stdout}{done.stderr}"
+            f"the installed packages do not fit together (pip check):\n{text}"
         )

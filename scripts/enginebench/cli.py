@@ -4,6 +4,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -87,6 +88,8 @@ def _print(result: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; returns 0, or 1 after one line that says what is wrong."""
     args = _parser().parse_args(argv)
+    # This process looks at the GPU too, and CUDA does not survive a fork.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     import torch
 
     if not torch.cuda.is_available():

@@ -18,7 +18,7 @@ from patchset.examine import (
     record_path,
     tree_checks,
 )
-from patchset.gittree import MODE_FILE, Blob
+from patchset.gittree import MODE_FILE, Blob, Entry
 from patchset.identity import marker, package_tree, with_changes
 from patchset.opening import carries_other_series, opened
 from patchset.overlay import MARKER_PATH
@@ -98,7 +98,7 @@ def status_tree(root: Path, repo: Repo) -> Report:
 
 
 def _check_identity(
-    found: Examined, entries: dict, repo: Repo, result: Report, check: bool
+    found: Examined, entries: dict[str, Entry], repo: Repo, result: Report, check: bool
 ) -> bool:
     """Compare a patched tree with the pin; say so where it differs."""
     result.trees = tree_checks(
@@ -120,7 +120,7 @@ def _check_identity(
     return False
 
 
-def _all_changes(found: Examined, after: dict, repo: Repo) -> list[Change]:
+def _all_changes(found: Examined, after: dict[str, Entry], repo: Repo) -> list[Change]:
     """The plan's changes, the marker, and an installed package's RECORD."""
     target = found.target
     content = marker(repo, package_tree(after, repo.pin))

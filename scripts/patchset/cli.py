@@ -137,7 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("export", _export, "write the commits of a checkout as the series")
     sub.add_argument("target", type=Path, help="a checkout, as `import` makes one")
     sub.add_argument("--onto", help="the commit that the patches stand on")
-    sub = add("refresh", _refresh, "import, export again, and renew pin.toml's identity")
+    sub = add(
+        "refresh", _refresh, "import, export again, and renew pin.toml's identity"
+    )
     sub.add_argument("--archive", type=Path, help="the base (default: fetched)")
     return parser
 

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -18,7 +20,7 @@ from patchset.pin import Artifact
 if TYPE_CHECKING:
     from pypi_simple import PyPISimple
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # what a broken connection may cost
 _ATTEMPTS = 4
 _TIMEOUT = (20, 60)  # seconds to connect, and between two pieces
 
@@ -66,10 +68,10 @@ def seed(artifact: Artifact, source: Path) -> Path:
                 f"{source} is not the pinned {artifact.filename}: its SHA-256 is "
                 f"{found}, not {artifact.sha256}"
             )
-        partial = _partial_path(artifact)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, partial)
-        return _move_in(artifact, partial)
+        with _locked(artifact):
+            partial = _partial_path(artifact)
+            shutil.copyfile(source, partial)
+            return _move_in(artifact, partial)
     except OSError as exc:
         raise _disk_error(artifact, exc) from None
 
@@ -86,25 +88,26 @@ def fetch(artifact: Artifact, *, progress: bool = True) -> Path:
     path = cached(artifact)
     if path:
         return path
-    partial = _partial_path(artifact)
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab") as file:
-            _lock(file, artifact)
-            path = cached(artifact)
-            if path:  # another process was faster
-                return path
-            _download(artifact, file, progress)
-        found = file_sha256(partial)
-        if found != artifact.sha256:
-            partial.unlink()
-            raise PatchsetError(
-                f"{artifact.filename}: the download's SHA-256 is {found}, not the "
-                f"pinned {artifact.sha256}; thrown away"
-            )
-        return _move_in(artifact, partial)
+        with _locked(artifact):
+            # Another process may have been faster.
+            return cached(artifact) or _fetch_locked(artifact, progress)
     except OSError as exc:
         raise _disk_error(artifact, exc) from None
+
+
+def _fetch_locked(artifact: Artifact, progress: bool) -> Path:
+    partial = _partial_path(artifact)
+    with partial.open("ab") as file:
+        _download(artifact, file, progress)
+    found = file_sha256(partial)
+    if found != artifact.sha256:
+        partial.unlink()
+        raise PatchsetError(
+            f"{artifact.filename}: the download's SHA-256 is {found}, not the "
+            f"pinned {artifact.sha256}; thrown away"
+        )
+    return _move_in(artifact, partial)
 
 
 def _partial_path(artifact: Artifact) -> Path:
@@ -118,12 +121,18 @@ def _move_in(artifact: Artifact, partial: Path) -> Path:
     return path
 
 
-def _lock(file: BinaryIO, artifact: Artifact) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"waiting for another download of {artifact.filename}", flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
+@contextlib.contextmanager
+def _locked(artifact: Artifact) -> Iterator[None]:
+    """Let one process at a time download an artifact."""
+    partial = _partial_path(artifact)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another download of {artifact.filename}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _disk_error(artifact: Artifact, exc: OSError) -> PatchsetError:
@@ -152,7 +161,7 @@ def _download(artifact: Artifact, file: BinaryIO, progress: bool) -> None:
             "pip install pypi-simple tqdm"
         ) from None
     if file.tell() > artifact.size:
-        file.truncate(0)
+        _start_over(file)
     free = shutil.disk_usage(cache_folder()).free
     if free < artifact.size - file.tell():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -203,7 +212,7 @@ def _append(client: PyPISimple, artifact: Artifact, file: BinaryIO, bar: Any) ->
     ) as answer:
         answer.raise_for_status()
         if have and answer.status_code != 206:  # the server starts over
-            file.truncate(0)
+            _start_over(file)
             bar.reset()
         for chunk in answer.iter_content(_CHUNK):
             file.write(chunk)
@@ -216,6 +225,11 @@ def _append(client: PyPISimple, artifact: Artifact, file: BinaryIO, bar: Any) ->
         from requests import ConnectionError
 
         raise ConnectionError("the connection ended early")
+
+
+def _start_over(file: BinaryIO) -> None:
+    file.truncate(0)
+    file.seek(0)
 
 
 def _reason(exc: Exception) -> str:

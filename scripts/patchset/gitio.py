@@ -13,7 +13,7 @@ from patchset.errors import ConflictError, PatchsetError
 from patchset.git import git, git_dir
 from patchset.gittree import MODE_EXEC
 from patchset.pin import write_identity
-from patchset.plan import PRISTINE
+from patchset.plan import PRISTINE, touched_paths
 from patchset.repo import Repo, load_repo
 from patchset.report import Item, Report
 from patchset.series import SERIES_NAME, Patch, filename_for, parse_patch
@@ -31,33 +31,75 @@ _IDENTITY = {
     )
 }
 # Everything that churns, or that a user's configuration could change, is fixed.
-_FORMAT = ["--stdout", "-1", "--zero-commit", "--full-index", "--no-stat", "--no-signature", "--no-renames", "--no-numbered", "--subject-prefix=PATCH", "--no-attach", "--no-thread", "--no-base", "--no-cover-letter", "--no-notes", "--no-signoff", "--no-add-header", "--no-to", "--no-cc", "--no-from", "--no-color", "--no-ext-diff", "--no-textconv", "--unified=3", "--inter-hunk-context=0", "--diff-algorithm=myers", "--indent-heuristic", "--src-prefix=a/", "--dst-prefix=b/", "--encode-email-headers"]
+_FORMAT = [
+    "--stdout",
+    "-1",
+    "--zero-commit",
+    "--full-index",
+    "--no-stat",
+    "--no-signature",
+    "--no-renames",
+    "--no-numbered",
+    "--subject-prefix=PATCH",
+    "--no-attach",
+    "--no-thread",
+    "--no-base",
+    "--no-cover-letter",
+    "--no-notes",
+    "--no-signoff",
+    "--no-add-header",
+    "--no-to",
+    "--no-cc",
+    "--no-from",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--unified=3",
+    "--inter-hunk-context=0",
+    "--diff-algorithm=myers",
+    "--indent-heuristic",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "--encode-email-headers",
+]
 _FORMAT_SETTINGS = ("diff.suppressBlankEmpty=false", "i18n.logOutputEncoding=UTF-8")
 
 
-def import_series(folder: Path, repo: Repo, archive: Path) -> Report:
+def import_series(
+    folder: Path, repo: Repo, archive: Path, *, touched_only: bool = False
+) -> Report:
     """Make the new checkout `folder`: the base, the overlay, a commit each patch.
 
     Args:
         folder: must not exist.
         repo: the patch set.
         archive: the pinned source archive.
+        touched_only: leave out files of the base that no patch touches; the patches
+            come out the same.
 
     Raises:
         ConflictError: a patch does not apply; no folder is left behind.
     """
-    unpack(archive, folder)
+    touched = set(touched_paths(repo, full=True))
+
+    def keep(path: str) -> bool:
+        # Attributes decide what git writes after a hunk's @@.
+        return path in touched or path.endswith(".gitattributes")
+
+    unpack(archive, folder, keep if touched_only else lambda path: True)
     finished = False
     try:
         git(folder, "init", "--quiet", "--initial-branch=patchset")
         _commit(folder, f"vLLM {repo.pin.base.version}, from its source archive", ".")
-        for file in repo.overlay:
+        # One that supersedes a file of the base waits for the patch that deletes it.
+        added = [f for f in repo.overlay if not (folder / f.path).exists()]
+        for file in added:
             path = folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(file.blob.data)
             path.chmod(0o755 if file.blob.mode == MODE_EXEC else 0o644)
-        paths = [file.path for file in repo.overlay]
-        _commit(folder, "The overlay: edit it in the patch set's own folder", *paths)
+        message = "The overlay: edit it in the patch set's own folder"
+        _commit(folder, message, *(file.path for file in added))
         git(folder, "tag", BASE_TAG)
         for patch in repo.series:
             _am(folder, patch)
@@ -89,7 +131,9 @@ def _commit(folder: Path, message: str, *paths: str) -> None:
 
 
 def _am(folder: Path, patch: Patch) -> None:
-    flags = "--quiet --keep-non-patch --keep-cr --no-3way --committer-date-is-author-date"
+    flags = (
+        "--quiet --keep-non-patch --keep-cr --no-3way --committer-date-is-author-date"
+    )
     names = {
         key: value for key, value in _IDENTITY.items() if key[:14] == "GIT_COMMITTER_"
     }
@@ -158,7 +202,8 @@ def _refuse_strangers(
         if names.count(patch.filename) > 1:
             raise PatchsetError(f"two commits would be called {patch.filename}")
         overlay = {file.path for file in repo.overlay}
-        strange = sorted({diff.path for diff in patch.files} & overlay)
+        changed = {diff.path for diff in patch.files if not diff.deletes}
+        strange = sorted(changed & overlay)
         if strange:
             raise PatchsetError(
                 f"{patch.subject!r} changes overlay files ({', '.join(strange)}); "
@@ -170,7 +215,9 @@ def _write(repo: Repo, patches: list[Patch]) -> list[Item]:
     """Replace the series; the series file, which names the rest, comes last."""
     series = repo.root / SERIES_NAME
     comments = [
-        line for line in series.read_text(encoding="utf-8").splitlines() if line[:1] == "#"
+        line
+        for line in series.read_text(encoding="utf-8").splitlines()
+        if line[:1] == "#"
     ]
     text = "".join(f"{line}\n" for line in [*comments, *(p.filename for p in patches)])
     files = {patch.filename: patch.data for patch in patches}
@@ -201,7 +248,7 @@ def refresh(repo: Repo, archive: Path) -> Report:
     """
     with tempfile.TemporaryDirectory(prefix="patchset-") as temporary:
         checkout = Path(temporary, "vllm")
-        import_series(checkout, repo, archive)
+        import_series(checkout, repo, archive, touched_only=True)
         result = export_series(checkout, repo)
     fresh = load_repo(repo.root)
     basis = read_basis(archive, fresh)

@@ -39,7 +39,9 @@ def list_entries(target: Target, pin: Pin) -> dict[str, Entry]:
             {
                 name
                 for name in names
-                if name and name not in pin.source_globs and os.path.lexists(root / name)
+                if name
+                and name not in pin.source_globs
+                and os.path.lexists(root / name)
             }
         )
     elif target.full:

@@ -123,18 +123,20 @@ def _parse(raw: dict[str, Any]) -> Pin:
     def trees(table: dict[str, Any]) -> TreeIds:
         return TreeIds(table["source"], table["package"], table["package_cpu"])
 
-    keys = ("project", "filename", "sha256", "size")
+    def artifact(name: str, table: dict[str, Any]) -> Artifact:
+        keys = ("project", "filename", "sha256", "size")
+        return Artifact(name, *(table[key] for key in keys))
+
+    def wheel(name: str, table: dict[str, Any]) -> WheelArtifact:
+        plain = vars(artifact(name, table))
+        return WheelArtifact(**plain, flavour=table["flavour"], torch=table["torch"])
+
     base = raw["base"]
     return Pin(
         base=Base(base["version"], base["tag"], base["commit"]),
         flint=raw["release"]["flint"],
-        sdist=Artifact("source", *(raw["sdist"][key] for key in keys)),
-        wheels={
-            name: WheelArtifact(
-                name, *(w[key] for key in keys), w["flavour"], w["torch"]
-            )
-            for name, w in raw["wheels"].items()
-        },
+        sdist=artifact("source", raw["sdist"]),
+        wheels={name: wheel(name, table) for name, table in raw["wheels"].items()},
         torch=dict(raw["torch"]),
         supersedes=frozenset(raw["overlay"]["supersedes"]),
         generated_package=tuple(raw["generated"]["package"]),

@@ -203,9 +203,10 @@ class _Planner:
             return _FileResult(already=True)
         result = apply_file(diff, self.now[diff.path])
         if result.conflicts:
-            if at is None and not apply_file(
-                diff.reversed(), self.before[diff.path]
-            ).conflicts:
+            if (
+                at is None
+                and not apply_file(diff.reversed(), self.before[diff.path]).conflicts
+            ):
                 return _FileResult(already=True)
             return _FileResult(conflicts=result.conflicts)
         self.now[diff.path] = result.after
@@ -215,7 +216,7 @@ class _Planner:
                 "run `python3 scripts/patchset refresh`"
             )
         moved = tuple(
-            f"{diff.path} {hunk} fits {abs(by)} lines {'further down' if by > 0 else 'up'}"
+            f"{diff.path} {hunk} fits at an offset of {by:+d} lines"
             for hunk, by in result.offsets
         )
         return _FileResult(moved=moved)

@@ -71,9 +71,6 @@ def load_series(root: Path) -> tuple[Patch, ...]:
     names = [name for name in names if name and not name.startswith("#")]
     if len(set(names)) != len(names):
         raise PatchsetError(f"{path} names a patch twice")
-    on_disk = {file.name for file in path.parent.glob("*.patch")}
-    if unnamed := sorted(on_disk - set(names)):
-        raise PatchsetError(f"{path} does not name {', '.join(unnamed)}")
     patches = []
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.patch", name):
@@ -83,6 +80,9 @@ def load_series(root: Path) -> tuple[Patch, ...]:
         except OSError as exc:
             raise PatchsetError(f"{path} names {name}: {exc}") from None
         patches.append(parse_patch(name, data))
+    on_disk = {file.name for file in path.parent.glob("*.patch")}
+    if unnamed := sorted(on_disk - set(names)):
+        raise PatchsetError(f"{path} does not name {', '.join(unnamed)}")
     return tuple(patches)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from patchset.apply import apply_tree
@@ -30,13 +31,21 @@ def base_archive(repo: Repo, given: Path | None = None) -> Path:
         raise PatchsetError(f"cannot read {given}: {exc.strerror}") from None
     if found != repo.pin.sdist.sha256:
         raise PatchsetError(
-            f"{given} is not the pinned {repo.pin.sdist.filename}: its SHA-256 is {found}"
+            f"{given} is not the pinned {repo.pin.sdist.filename}: "
+            f"its SHA-256 is {found}"
         )
     return given
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(
+    archive: Path, folder: Path, keep: Callable[[str], bool] = lambda path: True
+) -> None:
     """Unpack an archive's single top folder as the new `folder`.
+
+    Args:
+        archive: a .tar.gz file.
+        folder: must not exist.
+        keep: which of its files to unpack.
 
     Raises:
         PatchsetError: `folder` exists, or cannot be written; nothing is left behind.
@@ -49,18 +58,19 @@ def unpack(archive: Path, folder: Path) -> None:
             prefix=f".{folder.name}.", dir=folder.parent
         ) as temporary:
             inner = Path(temporary, "tree")
-            _extract(archive, inner)
+            _extract(archive, inner, keep)
             inner.replace(folder)
     except (OSError, tarfile.TarError) as exc:
         raise PatchsetError(f"cannot unpack {archive} into {folder}: {exc}") from None
 
 
-def _extract(archive: Path, folder: Path) -> None:
+def _extract(archive: Path, folder: Path, keep: Callable[[str], bool]) -> None:
     """Like extractall(filter="data"), which Python 3.11.2 does not have yet."""
+    folder.mkdir()
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             path = Path(member.name.partition("/")[2])
-            if member.isdir():
+            if member.isdir() or not keep(path.as_posix()):
                 continue
             if not member.isfile() or path.is_absolute() or ".." in path.parts:
                 raise PatchsetError(f"{archive} holds {member.name}: no plain file")

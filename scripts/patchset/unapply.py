@@ -33,10 +33,8 @@ def unapply_tree(root: Path, repo: Repo, *, dry_run: bool = False) -> Report:
     """
     with opened("unapply", root, repo) as at:
         result = at.result
-        if at.applied:
-            changes = _from_saved(at, at.applied)
-        else:
-            changes = _by_reversing(at, repo)
+        saved = at.applied
+        changes = _from_saved(at, saved) if saved else _by_reversing(at, repo)
         if changes is None:
             return result
         entries = with_changes(list_entries(at.target, repo.pin), changes)

@@ -57,5 +57,7 @@ def _verify_archive(path: Path, repo: Repo) -> Report:
         result.summary = f"verified: the source archive of vLLM {repo.pin.base.version}"
     else:
         result.exit_code = EXIT_CONFLICT
-        result.summary = f"not the pinned archive, whose hash is {repo.pin.sdist.sha256}"
+        result.summary = (
+            f"not the pinned archive, whose hash is {repo.pin.sdist.sha256}"
+        )
     return result

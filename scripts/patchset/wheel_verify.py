@@ -47,7 +47,7 @@ def verify_wheel(path: Path, repo: Repo) -> Report:
     """
     report = Report("verify", str(path), kind="wheel", exit_code=EXIT_CONFLICT)
     with WheelFile(path) as wheel:
-        flavour = _flavour(wheel, repo)
+        flavour = _flavour(wheel.name)
         report.identity["base"] = f"vllm {repo.pin.base.version}"
         report.identity["version"] = wheel.name.version
         entries = wheel.package_entries(repo.pin)
@@ -72,9 +72,9 @@ def verify_wheel(path: Path, repo: Repo) -> Report:
     return report
 
 
-def _flavour(wheel: WheelFile, repo: Repo) -> str:
-    local = wheel.name.version.partition("+")[2]
-    return "cpu" if local.endswith(".cpu") or "cpu" in wheel.name.project else "cuda"
+def _flavour(name: WheelName) -> str:
+    local = name.version.partition("+")[2]
+    return "cpu" if local.endswith(".cpu") or "cpu" in name.project else "cuda"
 
 
 def _unpatched(report: Report, tree: str, path: Path, pin: Pin) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -64,7 +65,8 @@ def _serve_all(bf16: Path, gguf: Path, options: Options, summary: Summary) -> in
             if summary.complete and options.keep_serving:
                 print(f"\n{summary.text()}", flush=True)
                 print(f"Serving at {server.url}/v1 until Ctrl-C", flush=True)
-                server.wait()
+                with contextlib.suppress(KeyboardInterrupt):
+                    server.wait()
     print(f"\n{summary.text()}\nas JSON: {options.out / _JSON}", flush=True)
     return 0 if summary.ok else 1
 

@@ -103,13 +103,10 @@ class Server:
         ):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            end = time.monotonic() + grace
-            while time.monotonic() < end:
-                process.poll()
-                if not group_members(process.pid):
-                    process.wait()
+            # A second Ctrl-C means: do not wait any longer.
+            with contextlib.suppress(KeyboardInterrupt):
+                if _ended(process, grace):
                     return
-                time.sleep(0.1)
         left = group_members(process.pid)
         raise ServerError(f"processes of the server are still running: {left}")
 
@@ -143,6 +140,18 @@ class Server:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         text = "\n  ".join(line[:_TAIL_WIDTH] for line in lines[-_TAIL_LINES:])
         return f"The end of its log, {self._log}:\n  {text}"
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether the whole group is gone after at most so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        process.poll()
+        if not group_members(process.pid):
+            process.wait()
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def group_members(group: int) -> list[int]:

@@ -5,21 +5,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from synthetic_vllm import ROOT, Synthetic, make_synthetic
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-for folder in (ROOT / "scripts", HERE):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from synthetic_vllm import Synthetic, make_synthetic  # noqa: E402
-
-from patchset.download import fetch  # noqa: E402
-from patchset.repo import Repo, load_repo  # noqa: E402
+from patchset.download import fetch
+from patchset.repo import Repo, load_repo
 
 
 @pytest.fixture(scope="session")

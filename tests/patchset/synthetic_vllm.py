@@ -18,7 +18,9 @@ from patchset.listing import list_archive
 from patchset.pin import Pin, load_pin
 from patchset.record import record_digest
 from patchset.repo import Repo, load_repo
+from patchset.report import Report
 
+ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.32.0"
 CPU_PLATFORM = b"NAME = 'cpu'\n"
 
@@ -283,3 +285,19 @@ def folders(folder: Path) -> set[str]:
         for path in folder.rglob("*")
         if path.is_dir() and ".git" not in path.relative_to(folder).parts
     }
+
+
+MARKER = "vllm/models/flint/_patchset.json"
+KINDS = ("source", "checkout", "package", "cpu-package")
+
+
+def make(synthetic: Synthetic, kind: str) -> Path:
+    """A new target of one of the `KINDS`."""
+    if kind == "cpu-package":
+        return synthetic.package("cpu", "cpu-site")
+    return getattr(synthetic, kind)()
+
+
+def statuses(report: Report, kind: str = "patch") -> dict[str, str]:
+    """The status of each item of a report."""
+    return {item.name: item.status for item in report.items if item.kind == kind}

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 from stopping import Stopper, count_steps
-from synthetic_vllm import Synthetic, snapshot
+from synthetic_vllm import ROOT, Synthetic, snapshot
 
-from conftest import ROOT
 from patchset.apply import apply_tree, status_tree
 from patchset.cli import main
 from patchset.errors import PatchsetError
@@ -181,9 +180,7 @@ def test_read_only_folder(synthetic: Synthetic, command: str, locked: str) -> No
     (root / locked).chmod(0o555)
     if (root / ".flint-patchset").exists():
         (root / ".flint-patchset").chmod(0o555 if locked == "." else 0o755)
-    code, out, err = run_obeying(
-        command, str(root), "--repo", str(synthetic.root)
-    )
+    code, out, err = run_obeying(command, str(root), "--repo", str(synthetic.root))
     (root / locked).chmod(0o755)
     assert (code, out) == (2, ""), out + err
     assert len(err.splitlines()) == 1, err

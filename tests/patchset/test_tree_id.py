@@ -23,7 +23,9 @@ PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 def compatible(paths: list[str]) -> list[str]:
     """Without those that would be a folder as well as a file."""
     return [
-        path for path in paths if not any(other.startswith(path + "/") for other in paths)
+        path
+        for path in paths
+        if not any(other.startswith(path + "/") for other in paths)
     ]
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from bootstrap import environment, pip_run, system
 from bootstrap.console import StatusLine
 from bootstrap.errors import BootstrapError
 from bootstrap.pip_run import PipOutput
+from bootstrap.process import child
 
 
 @pytest.fixture
@@ -153,11 +155,13 @@ def test_a_folder_of_the_users_is_not_replaced(clone: Path):
 def test_an_interrupted_environment_leaves_nothing(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def stop(*arguments: object, **options: object) -> None:
+    place = clone / "build" / "env-next"
+
+    def stop(*arguments: object) -> None:
+        (place / "bin").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    place = clone / "build" / "env-next"
-    monkeypatch.setattr(environment.subprocess, "run", stop)
+    monkeypatch.setattr(environment, "output_of", stop)
     with pytest.raises(KeyboardInterrupt):
         environment._make(place, place / "bin" / "python")
     assert not place.exists()
@@ -177,3 +181,23 @@ def test_the_launchers_answer_help_without_an_environment(tmp_path: Path):
     bad = [*command[:-1], "--timeout", "-5"]
     refused = subprocess.run(bad, capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
+
+
+def test_an_interrupt_ends_the_children_of_children(tmp_path: Path):
+    """As pip below ensurepip below venv."""
+    pid_file = tmp_path / "pid"
+    inner = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid()))"
+    inner += "; time.sleep(600)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        child([sys.executable, "-c", outer], subprocess.STDOUT),
+    ):
+        while not pid_file.exists() or not pid_file.read_text():
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+    grandchild = Path(f"/proc/{pid_file.read_text()}/stat")
+    end = time.monotonic() + 5
+    while grandchild.exists() and " Z " not in grandchild.read_text():
+        assert time.monotonic() < end, "still running"
+        time.sleep(0.02)

@@ -63,6 +63,20 @@ def test_a_server_that_ignores_sigterm_is_killed(
     assert wait_until_gone(pids, 0) == []
 
 
+def test_a_second_interrupt_does_not_wait(
+    fake_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_MODE", "stubborn")
+    monkeypatch.setattr(server, "_STOP_GRACE_S", 60.0)
+    start = time.monotonic()
+    with Server([], tmp_path / "log", timeout=30):
+        pids = read_pids(fake_vllm)
+        interrupt = f"sleep 1; kill -INT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", interrupt])
+    assert wait_until_gone(pids, 0) == []
+    assert time.monotonic() - start < 30
+
+
 def test_an_error_of_the_client_stops_the_server(fake_vllm: Path, tmp_path: Path):
     with pytest.raises(ZeroDivisionError), Server([], tmp_path / "log", timeout=30):
         pids = read_pids(fake_vllm)

@@ -4,6 +4,8 @@
 
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -51,12 +53,44 @@ def test_ruff_sees_these_files(patched_tree: Path, changed_python: list[str]):
     assert {patched_tree / path for path in changed_python} <= seen
 
 
-def test_mypy(
-    patched_tree: Path, changed_python: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("MYPY_CACHE_DIR", str(patched_tree.parent / "mypy-cache"))
-    # The script calls the mypy that is on PATH.
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+# What the base's pre-commit hook installs beside mypy. It has neither torch nor
+# transformers, and so takes what comes from them for Any.
+HOOK_PACKAGES = [
+    "annotated_types",
+    "cachetools-stubs",
+    "pydantic",
+    "pydantic_core",
+    "regex",
+    "requests-stubs",
+    "setuptools-stubs",
+    "typing_extensions.py",
+    "typing_inspection",
+    "yaml-stubs",
+]
+
+
+@pytest.fixture
+def mypy_of_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a mypy on PATH that sees the packages of the hook's environment only."""
+    hook = tmp_path / "env"
+    venv.create(hook, with_pip=False)
+    here = Path(sysconfig.get_path("purelib"))
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(hook)}))
+    for name in HOOK_PACKAGES:
+        assert (here / name).exists(), name
+        (site / name).symlink_to(here / name)
+    command = tmp_path / "bin" / "mypy"
+    command.parent.mkdir()
+    command.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m mypy '
+        f'--python-executable "{hook}/bin/python" "$@"\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("MYPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+
+
+def test_mypy(mypy_of_the_hook: None, patched_tree: Path, changed_python: list[str]):
     run(patched_tree, "tools/pre_commit/mypy.py", "3.11", *changed_python)
 
 

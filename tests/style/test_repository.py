@@ -5,9 +5,11 @@
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 400
@@ -108,3 +110,31 @@ def test_no_module_hides_sympys_flint(files: list[str]):
         and not name.startswith(allowed)
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "name", ["tools.txt", "engine.txt", "torch-cuda.txt", "reference.txt"]
+)
+def test_lock_files_pin_public_versions_only(name: str):
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    pin = re.compile(r'[a-z0-9-]+==[0-9][^+;@ ]*(; platform_machine == "x86_64")?')
+    wrong = [
+        line for line in lines if not line.startswith("#") and not pin.fullmatch(line)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["tools.txt", "engine.txt"])
+def test_what_runs_here_is_what_is_locked(name: str):
+    different = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        requirement = Requirement(line)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        # A CPU build of torch has a local version, which the lock leaves open.
+        found = metadata.version(requirement.name).partition("+")[0]
+        if not requirement.specifier.contains(found, prereleases=True):
+            different[requirement.name] = found
+    assert different == {}

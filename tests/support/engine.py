@@ -62,11 +62,14 @@ class EngineError(RuntimeError):
     """The engine did not come up or failed; the message is its output."""
 
 
-def run_engine(passes: list[Pass], **engine: Any) -> list[list[Answer]]:
+def run_engine(
+    passes: list[Pass], environment: dict[str, str] | None = None, **engine: Any
+) -> list[list[Answer]]:
     """Starts an engine, serves the passes in order and stops it.
 
     Args:
         passes: What to generate.
+        environment: Variables to set besides the usual ones.
         **engine: Arguments of `vllm.LLM`.
 
     Raises:
@@ -86,6 +89,7 @@ def run_engine(passes: list[Pass], **engine: Any) -> list[list[Answer]]:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
+            **(environment or {}),
         }
         child = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("engine_child.py"))],
