@@ -9,7 +9,6 @@ import pytest
 from support.engine import Pass, run_engine
 from support.logits import assert_float32, prompts_of, references
 
-
 # vLLM binds each CPU worker to cores of its own, and by itself only to NUMA nodes.
 _CORES = sorted(os.sched_getaffinity(0))
 _BINDING = {"VLLM_CPU_OMP_THREADS_BIND": f"{_CORES[0]}|{_CORES[-1]}"}
