@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable
 import torch
 
 from .configs import FlintConfig
+from .errors import FlintCheckpointError
 
 _NAMES_SHOWN = 5
 
@@ -94,7 +95,7 @@ class CheckpointTracker:
             The same pairs.
 
         Raises:
-            ValueError: A tensor that Flint has comes in another shape.
+            FlintCheckpointError: A tensor that Flint has comes in another shape.
 
         """
         expected = expected_tensors(self._config)
@@ -105,7 +106,7 @@ class CheckpointTracker:
             width = 2 if tensor.dtype == torch.uint8 else 1
             shape = (*tensor.shape[:-1], tensor.shape[-1] * width)
             if name in expected and shape != expected[name]:
-                raise ValueError(
+                raise FlintCheckpointError(
                     f"Flint checkpoint: {name} has shape {list(shape)}, but the "
                     f"config asks for {list(expected[name])}; do config.json and "
                     "weights belong together?"
@@ -120,7 +121,7 @@ class CheckpointTracker:
             skip_experts: Whether experts of other ranks were left out on purpose.
 
         Raises:
-            ValueError: Tensors were loaded, but not all that the model needs.
+            FlintCheckpointError: Tensors were loaded, but not all that the model needs.
 
         """
         absent, self._absent = self._absent, {}
@@ -131,7 +132,7 @@ class CheckpointTracker:
             if not (skip_experts and ".mlp.experts." in name)
         ]
         if missing:
-            raise ValueError(
+            raise FlintCheckpointError(
                 f"Flint checkpoint: tensors are missing: {join_names(missing)}; "
                 "download it again"
             )

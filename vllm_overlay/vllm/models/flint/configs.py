@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
+from .errors import FlintCheckpointError
+
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
@@ -63,7 +65,8 @@ class FlintConfig(PreTrainedConfig):
         **kwargs: Passed on to `PreTrainedConfig`.
 
     Raises:
-        ValueError: A field is missing, of the wrong kind, or contradicts another.
+        FlintCheckpointError: A field is missing, of the wrong kind, or contradicts
+            another.
 
     """
 
@@ -129,7 +132,7 @@ class FlintConfig(PreTrainedConfig):
             self._check_values()
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
         if tie_word_embeddings:
-            raise ValueError(
+            raise FlintCheckpointError(
                 "Flint config: tie_word_embeddings is true, but Flint's lm_head "
                 "has weights of its own; set it to false"
             )
@@ -151,7 +154,7 @@ class FlintConfig(PreTrainedConfig):
         )
         missing = [name for name in required if getattr(self, name) is None]
         if missing:
-            raise ValueError(
+            raise FlintCheckpointError(
                 f"Flint config: config.json lacks {', '.join(missing)}; take the "
                 "file from the checkpoint's own repository"
             )
@@ -226,4 +229,4 @@ class FlintConfig(PreTrainedConfig):
 
 
 def _fail(problem: str) -> None:
-    raise ValueError(f"Flint config: {problem}")
+    raise FlintCheckpointError(f"Flint config: {problem}")

@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
+from .errors import FlintCheckpointError
 from .gguf_checkpoint import FlintGGUF
 from .gguf_file import open_gguf
 from .gguf_nvfp4 import GROUP_SIZE, find_gguf_file
@@ -32,8 +33,8 @@ def configure_gguf(vllm_config: "VllmConfig") -> None:
         vllm_config: The engine's configuration; unchanged for other models.
 
     Raises:
-        ValueError: The GGUF file is damaged, does not fit the config, or the load
-            format that was asked for cannot read it.
+        FlintCheckpointError: The GGUF file is damaged, does not fit the config, or the
+            load format that was asked for cannot read it.
 
     """
     model_config = vllm_config.model_config
@@ -41,14 +42,14 @@ def configure_gguf(vllm_config: "VllmConfig") -> None:
     path = gguf_path(model_config, load_config)
     if path is None:
         if load_config.load_format == LOAD_FORMAT:
-            raise ValueError(
+            raise FlintCheckpointError(
                 f"--load-format {LOAD_FORMAT}: no GGUF file in {model_config.model}"
             )
         return
     if load_config.load_format in ("auto", "hf"):
         load_config.load_format = LOAD_FORMAT
     elif load_config.load_format not in (LOAD_FORMAT, "dummy"):
-        raise ValueError(
+        raise FlintCheckpointError(
             f"--load-format {load_config.load_format} cannot read {path}; leave "
             "the option out"
         )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .errors import FlintCheckpointError
+
 if TYPE_CHECKING:
     import gguf
 
@@ -19,7 +21,7 @@ _MAX_ARRAY_LENGTH = 1 << 24
 _MAX_DIMS = 4
 
 
-class GGUFFileError(ValueError):
+class GGUFFileError(FlintCheckpointError):
     """A GGUF file that cannot be served; the message says what to do."""
 
     def __init__(self, path: str | os.PathLike, problem: str) -> None:
@@ -84,12 +86,12 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
             if not key.startswith("GGUF.")
         }
     except OSError as e:
-        raise GGUFFileError(path, f"cannot be read: {e.strerror or e}") from e
+        raise GGUFFileError(path, f"cannot be read: {e.strerror or e}") from None
     # The parser meets damage as whatever error its next step happens to raise.
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as e:
         raise GGUFFileError(
             path, f"not a GGUF file, or a damaged one ({e}); download it again"
-        ) from e
+        ) from None
     if reader.byte_order == "S":
         raise GGUFFileError(path, "big-endian GGUF is not served; convert it again")
     tensors = {t.name: _tensor(path, reader, t) for t in reader.tensors}

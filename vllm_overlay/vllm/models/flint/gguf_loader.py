@@ -15,6 +15,7 @@ from torch import nn
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from .configs import FlintConfig
+from .errors import FlintCheckpointError
 from .gguf_config import gguf_path
 from .gguf_nvfp4 import gguf_nvfp4_weights_iterator
 from .ops.linear import check_merged_global_scales
@@ -50,5 +51,5 @@ class FlintGGUFModelLoader(DefaultModelLoader):
     def _path(self, model_config: "ModelConfig") -> str:
         path = gguf_path(model_config, self.load_config)
         if path is None:
-            raise ValueError(f"{model_config.model} has no GGUF file")
+            raise FlintCheckpointError(f"{model_config.model} has no GGUF file")
         return path

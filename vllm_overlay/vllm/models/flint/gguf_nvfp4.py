@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 from .configs import FlintConfig
+from .errors import FlintCheckpointError
 from .gguf_checkpoint import NVFP4, PLAIN_TYPES, FlintGGUF, module_of
 from .gguf_file import GGUFTensor, open_gguf
 from .gguf_names import checkpoint_name
@@ -44,12 +45,15 @@ def find_gguf_file(
         The file's path, downloaded if need be, or None where `model` has none.
 
     Raises:
-        ValueError: `model` has several GGUF files, or is one that does not exist.
+        FlintCheckpointError: `model` has several GGUF files, or is one that does not
+            exist.
 
     """
     if model.endswith(".gguf"):
         if not os.path.isfile(model):
-            raise ValueError(f"{model}: no such file; give the path of a GGUF file")
+            raise FlintCheckpointError(
+                f"{model}: no such file; give the path of a GGUF file"
+            )
         return model
     if os.path.isdir(model):
         names = sorted(p.name for p in Path(model).glob("*.gguf"))
@@ -58,7 +62,7 @@ def find_gguf_file(
     if not names:
         return None
     if len(names) > 1:
-        raise ValueError(
+        raise FlintCheckpointError(
             f"{model} has {len(names)} GGUF files ({', '.join(names)}); give the path "
             "of the one to serve"
         )
@@ -84,7 +88,7 @@ def repack_nvfp4(tensor: GGUFTensor) -> tuple[torch.Tensor, torch.Tensor]:
         the low nibble; and scales, E4M3 [..., N, K / 16].
 
     Raises:
-        ValueError: A scale byte is 0xFF, which is not a number.
+        FlintCheckpointError: A scale byte is 0xFF, which is not a number.
 
     """
     *rows, k = tensor.shape
@@ -92,7 +96,7 @@ def repack_nvfp4(tensor: GGUFTensor) -> tuple[torch.Tensor, torch.Tensor]:
     num_scales = _BLOCK // GROUP_SIZE
     scales = blocks[..., :num_scales]
     if (scales == 0xFF).any():
-        raise ValueError(
+        raise FlintCheckpointError(
             f"{tensor.name} has the scale byte 0xFF, which is not a number; the file "
             "is damaged: download or quantize it again"
         )
@@ -178,7 +182,7 @@ def gguf_nvfp4_weights_iterator(
         `weight_scale_2` in ModelOpt's layout.
 
     Raises:
-        ValueError: The file is damaged or does not fit the model.
+        FlintCheckpointError: The file is damaged or does not fit the model.
 
     """
     model = FlintGGUF(open_gguf(path), config)
