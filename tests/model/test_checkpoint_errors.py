@@ -83,13 +83,14 @@ def test_serve_folder_with_two_ggufs(tmp_path: Path) -> None:
     ids=["missing", "shape", "unknown"],
 )
 def test_engine_refuses_safetensors(tmp_path: Path, edit, message: str) -> None:
-    write_safetensors(tmp_path, TINY, 0, "bf16")
-    file = tmp_path / "model.safetensors"
+    model = tmp_path / "bf16"
+    write_safetensors(model, TINY, 0, "bf16")
+    file = model / "model.safetensors"
     tensors = load_file(file)
     edit(tensors)
     save_file(tensors, file)
     with pytest.raises(EngineError) as error:
-        run_engine([Pass([[5, 6, 7]])], model=str(tmp_path))
+        run_engine([Pass([[5, 6, 7]])], model=str(model))
     assert message in str(error.value)
 
 
