@@ -111,22 +111,25 @@ def test_interrupt_at_each_step(
     assert undone > steps // 2
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """The kernel refuses files beyond this size, as a full disk would."""
+    """The kernel refuses files beyond this size, as a full disk would.
+
+    No fixture: pytest's own output, if it goes to a file, must not be refused.
+    """
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (900, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def test_kernel_refuses_a_large_file(
-    synthetic: Synthetic, request: pytest.FixtureRequest
-) -> None:
+def test_kernel_refuses_a_large_file(synthetic: Synthetic) -> None:
     root, repo = synthetic.source(), synthetic.repo
     before = snapshot(root)
-    request.getfixturevalue("small_files")
-    with pytest.raises(PatchsetError, match=r"File too large; .* is unchanged"):
+    refused = pytest.raises(PatchsetError, match=r"File too large; .* is unchanged")
+    with refused, small_files():
         apply_tree(root, repo)
     assert snapshot(root) == before
 

@@ -302,6 +302,11 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             self.model.make_empty_intermediate_tensors
         )
         self._checkpoint = CheckpointTracker(config)
+        parallel_config = vllm_config.parallel_config
+        self._skips_experts = (
+            parallel_config.enable_expert_parallel
+            and parallel_config.enable_ep_weight_filter
+        )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up [num_tokens] token ids as [num_tokens, hidden_size]."""
@@ -353,4 +358,6 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
 
     def process_weights_after_loading(self) -> None:
         """Refuse a checkpoint that left weights unset."""
-        self._checkpoint.finish()
+        # A quantized checkpoint has names of its own, and layers that check them.
+        if self.quant_config is None:
+            self._checkpoint.finish(skip_experts=self._skips_experts)
