@@ -5,6 +5,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,14 @@ def time_per_output_token(llm: Any, batch: int, context: int) -> float:
     prompts = _prompts(llm, batch, context)
     times = {}
     for length in (SHORT, LONG):
-        times[length] = _median(lambda n=length: _generate(llm, prompts, n))
+        times[length] = _median(partial(_generate, llm, prompts, length))
     return (times[LONG] - times[SHORT]) / (LONG - SHORT)
 
 
 def time_to_first_token(llm: Any, prompt: int) -> float:
     """Returns seconds from a prompt of that many tokens to its first new token."""
     prompts = _prompts(llm, 1, prompt)
-    return _median(lambda: _generate(llm, prompts, 1))
+    return _median(partial(_generate, llm, prompts, 1))
 
 
 def measure(

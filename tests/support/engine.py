@@ -88,6 +88,10 @@ def run_engine(
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            # Threads that wait for each other cost such a small model more than they
+            # give, and most of all where cores are shared.
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             **os.environ,
             **(environment or {}),
         }

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Configuration of Flint, validated before any weight is read."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -73,6 +73,31 @@ class FlintConfig(PreTrainedConfig):
     model_type = "flint"
     keys_to_ignore_at_inference = ["past_key_values"]
 
+    if TYPE_CHECKING:
+        # What the fields are once they have been checked.
+        vocab_size: int
+        hidden_size: int
+        intermediate_size: int
+        num_hidden_layers: int
+        num_attention_heads: int
+        num_key_value_heads: int
+        head_dim: int
+        layer_types: list[str]
+        sliding_window: int
+        no_rope_layer_indices: list[int]
+        rope_parameters: dict[str, Any]
+        max_position_embeddings: int
+        mlp_only_layers: list[int]
+        num_experts: int
+        num_experts_per_tok: int
+        moe_intermediate_size: int
+        shared_expert_intermediate_size: int
+        router_score_function: str
+        norm_topk_prob: bool
+        rms_norm_eps: float
+        hidden_act: str
+        attention_bias: bool
+
     def __init__(
         self,
         *,
@@ -101,28 +126,32 @@ class FlintConfig(PreTrainedConfig):
         tie_word_embeddings: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.layer_types = layer_types
-        self.sliding_window = sliding_window
-        self.no_rope_layer_indices = no_rope_layer_indices
-        self.rope_parameters = rope_parameters
-        self.max_position_embeddings = max_position_embeddings
-        self.mlp_only_layers = mlp_only_layers
-        self.num_experts = num_experts
-        self.num_experts_per_tok = num_experts_per_tok
-        self.moe_intermediate_size = moe_intermediate_size
-        self.shared_expert_intermediate_size = shared_expert_intermediate_size
-        self.router_score_function = router_score_function
-        self.norm_topk_prob = norm_topk_prob
-        self.rms_norm_eps = rms_norm_eps
-        self.hidden_act = hidden_act
-        self.attention_bias = attention_bias
+        fields = {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_hidden_layers,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": num_key_value_heads,
+            "head_dim": head_dim,
+            "layer_types": layer_types,
+            "sliding_window": sliding_window,
+            "no_rope_layer_indices": no_rope_layer_indices,
+            "rope_parameters": rope_parameters,
+            "max_position_embeddings": max_position_embeddings,
+            "mlp_only_layers": mlp_only_layers,
+            "num_experts": num_experts,
+            "num_experts_per_tok": num_experts_per_tok,
+            "moe_intermediate_size": moe_intermediate_size,
+            "shared_expert_intermediate_size": shared_expert_intermediate_size,
+            "router_score_function": router_score_function,
+            "norm_topk_prob": norm_topk_prob,
+            "rms_norm_eps": rms_norm_eps,
+            "hidden_act": hidden_act,
+            "attention_bias": attention_bias,
+        }
+        for name, value in fields.items():
+            setattr(self, name, value)
 
         # transformers builds one config without arguments, to diff against.
         if not self._is_blank():
@@ -141,7 +170,6 @@ class FlintConfig(PreTrainedConfig):
         return all(getattr(self, name) is None for name in _POSITIVE_INTS)
 
     def _full_attention_layers(self) -> list[int]:
-        assert self.layer_types is not None
         return [i for i, t in enumerate(self.layer_types) if t == FULL_ATTENTION]
 
     def _check_required(self) -> None:

@@ -65,10 +65,11 @@ class FlintGGUF:
             wanted[name] = shape
         unknown = []
         for name, tensor in weights.items():
-            shape = wanted.pop(checkpoint_name(name) or "", None)
-            if shape is None:
+            checkpoint = checkpoint_name(name)
+            if checkpoint not in wanted:
                 unknown.append(name)
                 continue
+            shape = wanted.pop(checkpoint)
             if tensor.shape != shape:
                 self._fail(
                     f"{name} has shape {list(tensor.shape)}, but the config asks for "

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Flint's GGUF tensor names in terms of its safetensors names."""
 
-import re
+import regex as re
 
 _MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",

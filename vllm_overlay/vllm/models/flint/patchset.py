@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from vllm.logger import init_logger
 
@@ -46,7 +47,7 @@ def _loads_gguf() -> bool:
     # The config hook has to refuse this format for a folder without a GGUF file.
     load_config = LoadConfig(load_format=LOAD_FORMAT)
     model_config = SimpleNamespace(model=str(Path(__file__).parent), revision=None)
-    config = SimpleNamespace(model_config=model_config, load_config=load_config)
+    config: Any = SimpleNamespace(model_config=model_config, load_config=load_config)
     loader = None
     try:
         loader = get_model_loader(load_config)
