@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 from vllm.model_executor import model_loader
+from vllm.model_executor.kernels import linear
 from vllm.model_executor.models import config as model_configs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.models.flint import patchset
+from vllm.models.flint.ops.linear import FlintNvFp4LinearKernel
+from vllm.platforms import PlatformEnum
 from vllm.transformers_utils import config as hf_config
 
 REGISTER = "model-register-flint"
 SPECULATORS = "bugfix-honor-hf-config-path-when-looking-for-speculators"
 GGUF = "model-load-flint-from-an-nvfp4-gguf"
+BACKEND = "kernel-offer-flint-s-nvfp4-gemv-as-a-linear-backend"
 
 
 def without_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +55,16 @@ def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, "flint_gguf")
 
 
+def without_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(linear._LINEAR_BACKEND_KERNEL_MAP, "flint")
+
+
+def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    possible = linear._POSSIBLE_NVFP4_KERNELS
+    left = [k for k in possible[PlatformEnum.CUDA] if k is not FlintNvFp4LinearKernel]
+    monkeypatch.setitem(possible, PlatformEnum.CUDA, left)
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     patchset.require_patches.cache_clear()
@@ -69,6 +83,8 @@ def test_all_patches_in_force() -> None:
         (without_config_hook, GGUF),
         (without_effect_of_config_hook, GGUF),
         (without_loader, GGUF),
+        (without_backend, BACKEND),
+        (without_kernel, BACKEND),
     ],
 )
 def test_missing_patch_is_named(

@@ -18,7 +18,7 @@ from .configs import FlintConfig
 from .errors import FlintCheckpointError
 from .gguf_config import gguf_path
 from .gguf_nvfp4 import gguf_nvfp4_weights_iterator
-from .ops.linear import check_merged_global_scales
+from .ops.global_scales import check_merged_global_scales
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

@@ -74,11 +74,29 @@ def _honors_hf_config_path() -> bool:
     return found == (model, None, None)
 
 
+def _offers_linear_backend() -> bool:
+    from vllm.config.kernel import KernelConfig
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import PlatformEnum
+
+    from .ops.linear import FlintNvFp4LinearKernel
+
+    try:
+        chosen = KernelConfig(linear_backend="flint").linear_backend
+    except ValueError:
+        return False
+    possible = linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    return linear._filter_kernels_by_backend(chosen, possible) == [
+        FlintNvFp4LinearKernel
+    ]
+
+
 # The stem of a patch's file name and whether that patch is in force.
 CHECKS: dict[str, Callable[[], bool]] = {
     "model-register-flint": _registers_flint,
     "bugfix-honor-hf-config-path-when-looking-for-speculators": _honors_hf_config_path,
     "model-load-flint-from-an-nvfp4-gguf": _loads_gguf,
+    "kernel-offer-flint-s-nvfp4-gemv-as-a-linear-backend": _offers_linear_backend,
 }
 
 

@@ -2,49 +2,155 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Flint's linear layers."""
 
-from collections.abc import Generator, Iterable
+from typing import Any
 
 import torch
 
-# Shards of one fused linear, which has one global scale.
-_FUSED_SHARDS = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-}
-_GLOBAL_SCALE = "weight_scale_2"
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.model_executor.kernels.linear import _get_linear_backend
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4.flint import FlintNvFp4LinearKernel
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.modelopt import ModelOptLinearMethod
+from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
+
+from .global_scales import check_merged_global_scales
+from .nvfp4_gemv import max_tokens, tuned, warmup
+
+__all__ = [
+    "FlintBf16LinearMethod",
+    "FlintNvFp4LinearKernel",
+    "check_merged_global_scales",
+    "gate_up_silu_mul",
+    "install_flint_dense_kernels",
+]
+
+logger = init_logger(__name__)
 
 
-def check_merged_global_scales(
-    weights: Iterable[tuple[str, torch.Tensor]],
-) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """Pass checkpoint tensors through, refusing unequal scales in one fused linear.
+class FlintBf16LinearMethod(UnquantizedLinearMethod):
+    """BF16 linear on Flint's GEMV where that is the fastest choice, else cuBLAS."""
+
+    def __init__(self, pdl: bool = True) -> None:
+        super().__init__()
+        self.pdl = pdl
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Compile what this layer may launch; the weight stays as it is."""
+        super().process_weights_after_loading(layer)
+        n, k = layer.weight.shape
+        for silu_mul in (False, True):
+            if tuned(n, k, silu_mul, bf16=True):
+                warmup(n, k, silu_mul, self.pdl, bf16=True)
+
+    def apply(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Map [..., K] to [..., N]."""
+        if x.dtype != torch.bfloat16 or bias is not None:
+            return super().apply(layer, x, bias)
+        return self._linear(layer, x, silu_mul=False)
+
+    def gate_up_silu_mul(
+        self, layer: torch.nn.Module, x: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Map [..., K] to silu(gate) * up, or None where that is not tuned."""
+        n, k = layer.weight.shape
+        if x.dtype != torch.bfloat16 or not tuned(n, k, silu_mul=True, bf16=True):
+            return None
+        return self._linear(layer, x, silu_mul=True)
+
+    def _linear(
+        self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
+    ) -> torch.Tensor:
+        n, k = layer.weight.shape
+        out = torch.ops.vllm.flint_bf16_linear(
+            x.reshape(-1, k),
+            layer.weight,
+            silu_mul,
+            self.pdl,
+            max_tokens(n, k, silu_mul, bf16=True),
+        )
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def gate_up_silu_mul(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """Run a merged gate and up projection, SiLU and the product in one kernel.
 
     Args:
-        weights: Pairs of a checkpoint name and its tensor; global scales are named
-            `<module>.weight_scale_2` and hold one value.
+        layer: The projection; its rows are [gate | up] and it has no bias.
+        x: BF16 [..., K].
 
-    Yields:
-        The same pairs.
-
-    Raises:
-        ValueError: Two shards of one fused linear differ in their global scale.
+    Returns:
+        silu(gate) * up, BF16 [..., N / 2], or None where the fused form does not
+        apply and the caller has to use the layer as usual.
 
     """
-    first: dict[str, tuple[str, float]] = {}
-    for name, tensor in weights:
-        module, _, kind = name.rpartition(".")
-        parent, _, shard = module.rpartition(".")
-        if kind == _GLOBAL_SCALE and shard in _FUSED_SHARDS:
-            fused = f"{parent}.{_FUSED_SHARDS[shard]}"
-            scale = tensor.item()
-            other, other_scale = first.setdefault(fused, (name, scale))
-            if scale != other_scale:
-                raise ValueError(
-                    f"{other} is {other_scale!r} but {name} is {scale!r}: the shards "
-                    f"of {fused} need one global scale. Quantize the checkpoint again "
-                    "with equal scales for fused projections."
-                )
-        yield name, tensor
+    method = getattr(layer, "quant_method", None)
+    if isinstance(method, FlintBf16LinearMethod):
+        return method.gate_up_silu_mul(layer, x)
+    kernel = getattr(method, "kernel", None)
+    if isinstance(kernel, FlintNvFp4LinearKernel):
+        return kernel.gate_up_silu_mul(layer, x)
+    return None
+
+
+def install_flint_dense_kernels(model: torch.nn.Module) -> int:
+    """Put Flint's kernels in a model's layers of tuned shape.
+
+    Call it before weights are processed. Layers keep what vLLM chose where another
+    backend was asked for, where the kernel is disabled or cannot run, and where their
+    shape is not tuned.
+
+    Args:
+        model: The model, with its layers made.
+
+    Returns:
+        How many layers were changed.
+
+    """
+    reason = _why_not()
+    if reason is not None:
+        logger.info_once("Flint's dense kernels are not used: %s", reason)
+        return 0
+    return sum(_install(module) for module in model.modules())
+
+
+def _why_not() -> str | None:
+    name = FlintNvFp4LinearKernel.__name__
+    if name in envs.VLLM_DISABLED_KERNELS:
+        return f"{name} is in VLLM_DISABLED_KERNELS"
+    if envs.VLLM_BATCH_INVARIANT:
+        return "VLLM_BATCH_INVARIANT is set"
+    return FlintNvFp4LinearKernel.is_supported()[1]
+
+
+def _install(module: torch.nn.Module) -> bool:
+    method: Any = getattr(module, "quant_method", None)
+    if type(method) is UnquantizedLinearMethod and isinstance(module, LinearBase):
+        weight = getattr(module, "weight", None)
+        if weight is None or not _tuned_here(*weight.shape, bf16=True):
+            return False
+        if _get_linear_backend(quantization="unquantized") not in ("auto", "flint"):
+            return False
+        module.quant_method = FlintBf16LinearMethod()
+        return True
+    if not isinstance(method, ModelOptLinearMethod):
+        return False
+    if method.spec.weight != kNvfp4Static or method.spec.activation is not None:
+        return False
+    n, k = module.output_size_per_partition, module.input_size_per_partition
+    if not _tuned_here(n, k, bf16=False):
+        return False
+    if _get_linear_backend(quantization="nvfp4_w4a16") != "auto":
+        return False
+    method.kernel = FlintNvFp4LinearKernel(NvFp4LinearLayerConfig())
+    return True
+
+
+def _tuned_here(n: int, k: int, bf16: bool) -> bool:
+    return tuned(n, k, bf16=bf16) or tuned(n, k, silu_mul=True, bf16=bf16)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""The command line."""
+
+import argparse
+import itertools
+import os
+import sys
+from pathlib import Path
+
+from vllm.models.flint.ops import gemv
+from vllm.models.flint.ops.gemv.config import GemvConfig
+
+from gemvbench import sets
+from gemvbench.shapes import Layer, layers_of
+from gemvbench.table import Rows, read_results, write_table
+
+TUNED = Path(gemv.__path__[0]) / "tuned"
+ALL_TOKENS = [1, 2, 4, 8, 16, 32, 64, 256, 4096]
+# How many earlier schedules a sweep starts from.
+_KNOWN = 6
+PATH_TOKENS = [32, 64, 96, 128, 192, 256, 512]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gemvbench",
+        description="Build, tune and compare the small-M GEMV on this machine's GPU.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--table", default="sm90", help="GPU family (sm90)")
+        command.add_argument("--form", default="mul", choices=["mul", "cvt"])
+        command.add_argument("--tp", type=int, nargs="+", default=[1])
+        return command
+
+    build = add("build", "compile variants ahead of time, without a GPU")
+    build.add_argument("--arch", default="sm_90a")
+    build.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    build.add_argument("--out", type=Path, required=True, help="folder of the library")
+
+    tune = add("tune", "time schedules and paths, and write JSON")
+    tune.add_argument("--library", type=Path, required=True)
+    tune.add_argument("--no-paths", action="store_true", help="time schedules only")
+    tune.add_argument("--out", type=Path, required=True)
+    for command in (build, tune):
+        command.add_argument(
+            "--schedules", type=int, default=7, help="how many to try for a layer"
+        )
+        command.add_argument(
+            "--tiles", type=int, nargs="*", default=[1, 2, 4], help="of 8 tokens"
+        )
+        command.add_argument(
+            "--start", type=Path, nargs="+", default=[], help="earlier JSON of `tune`"
+        )
+        command.add_argument("--bf16", action="store_true", help="of BF16 weights")
+
+    compare = add("compare", "time all contenders, print a table and write JSON")
+    compare.add_argument("--library", type=Path)
+    compare.add_argument("--tokens", type=int, nargs="+", default=ALL_TOKENS)
+    compare.add_argument("--peers", nargs="+", help="contenders (all)")
+    compare.add_argument("--seconds", type=float, default=3600.0, help="time limit")
+    compare.add_argument("--out", type=Path, required=True)
+
+    table = add("table", "write a tuned table from the JSON of `tune`")
+    table.add_argument("results", type=Path, nargs="+")
+    return parser
+
+
+def _layers(args: argparse.Namespace) -> list[Layer]:
+    found = [layer for tp in args.tp for layer in layers_of(tp)]
+    return list(dict.fromkeys(found))
+
+
+def _known(rows: Rows, layer: Layer, form: str) -> list[GemvConfig]:
+    """The schedules that were fastest at the most similar shape, unlike each other."""
+    mine = [
+        row
+        for row in rows
+        if "config" in row
+        and (row["k"], row["silu_mul"], row["form"]) == (layer.k, layer.silu_mul, form)
+    ]
+    if not mine:
+        return []
+    n = min({row["n"] for row in mine}, key=lambda n: abs(n - layer.n))
+    m = max(row["m"] for row in mine if row["n"] == n)
+    mine = [row for row in mine if (row["n"], row["m"]) == (n, m)]
+    found: dict[tuple[int, ...], GemvConfig] = {}
+    for row in sorted(mine, key=lambda row: row["us"]):
+        config = GemvConfig(**row["config"])
+        kind = (config.row_warps, config.row_tiles, config.k_warps, config.k_ctas)
+        found.setdefault(kind, config)
+    return list(found.values())[:_KNOWN]
+
+
+def _sweeps(args: argparse.Namespace) -> dict[Layer, list[sets.Variant]]:
+    rows = read_results(args.start)["rows"]
+    form = "bf16" if args.bf16 else args.form
+    found = {}
+    for layer in _layers(args):
+        known = _known(rows, layer, form)
+        sweeps = (
+            sets.sweep(layer, form, nt, args.schedules, known) for nt in args.tiles
+        )
+        found[layer] = list(itertools.chain(*sweeps))
+    return found
+
+
+def _build(args: argparse.Namespace) -> int:
+    from gemvbench.library import build
+
+    wanted = sets.served(args.table, args.form) + sets.tested(args.table, args.form)
+    wanted += itertools.chain(*_sweeps(args).values())
+    build(wanted, args.out, args.arch, args.jobs)
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from gemvbench.library import Library
+    from gemvbench.tune import Results, time_paths, time_schedules
+
+    library, results = Library(args.library), Results(args.out)
+    library.offer(sets.served(args.table, args.form))
+    time_schedules(results, library, _sweeps(args))
+    if not args.no_paths:
+        form = "bf16" if args.bf16 else args.form
+        tokens = [1, 8, 16, 32, 64] if args.bf16 else PATH_TOKENS
+        time_paths(results, _layers(args), form, tokens)
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    import vllm._custom_ops  # noqa: F401  registers vLLM's CUDA operators
+
+    from gemvbench.compare import compare, text_table
+    from gemvbench.library import Library
+    from gemvbench.peers import CONTENDERS
+    from gemvbench.tune import Results
+
+    Library(args.library).offer(sets.served(args.table, args.form))
+    results = Results(args.out)
+    layers = _layers(args)
+    kinds = [CONTENDERS[name] for name in args.peers or CONTENDERS]
+    compare(results, layers, kinds, args.tokens, args.seconds)
+    print(text_table(results.rows, layers))
+    return 0 if all(row["right"] for row in results.rows) else 1
+
+
+def _table(args: argparse.Namespace) -> int:
+    path = TUNED / f"{args.table}.json"
+    count = write_table(read_results(args.results), path)
+    print(f"{count} shapes in {path}")
+    return 0
+
+
+def main() -> int:
+    """Runs one command; returns its exit code."""
+    args = _parser().parse_args()
+    run = {"build": _build, "tune": _tune, "compare": _compare, "table": _table}
+    try:
+        return run[args.command](args)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"gemvbench: {error}", file=sys.stderr)
+        return 2

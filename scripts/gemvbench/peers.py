@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Other ways to run the same layers: vLLM's kernels, quack's GEMM, cuBLAS."""
+
+from typing import Any
+
+import torch
+from vllm.models.flint.ops import dense, nvfp4_gemv
+from vllm.models.flint.ops.activation import silu_and_mul
+
+from gemvbench.shapes import Layer
+from gemvbench.weights import Weight
+
+
+class Contender:
+    """One way to compute a layer; `__call__` maps x [M, K] to the output.
+
+    Attributes:
+        name: As it stands in tables.
+        bf16: Whether it reads BF16 weights.
+    """
+
+    name: str
+    bf16 = False
+
+    def __init__(self, layer: Layer, weight: Weight) -> None:
+        self.layer = layer
+        self.prepare(weight)
+
+    def prepare(self, weight: Weight) -> None:
+        raise NotImplementedError
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x)
+        return silu_and_mul(out) if self.layer.silu_mul else out
+
+
+class Ours(Contender):
+    """What Flint's linear layer does: the path that its dispatch picks."""
+
+    name = "ours"
+
+    def prepare(self, weight: Weight) -> None:
+        w = (weight.codes, weight.swizzled(), weight.global_scale)
+        layer = self.layer
+        self._args = (*w, weight.global_scale.item(), layer.silu_mul, layer.fp32_out)
+        self._limit = nvfp4_gemv.max_tokens(layer.n, layer.k, layer.silu_mul)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return dense.nvfp4_linear(x, *self._args, True, self._limit, None)
+
+
+class OursBf16(Contender):
+    """The same on BF16 weights."""
+
+    name = "ours_bf16"
+    bf16 = True
+
+    def prepare(self, weight: Weight) -> None:
+        self._weight = weight.dequantized()
+        layer = self.layer
+        shape = layer.n, layer.k, layer.silu_mul
+        self._limit = nvfp4_gemv.max_tokens(*shape, bf16=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return dense.bf16_linear(
+            x, self._weight, self.layer.silu_mul, True, self._limit
+        )
+
+
+class Cublas(Contender):
+    name = "cublas_bf16"
+    bf16 = True
+
+    def prepare(self, weight: Weight) -> None:
+        self._weight = weight.dequantized()
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self._weight)
+
+
+class Quack(Contender):
+    name = "quack"
+
+    def prepare(self, weight: Weight) -> None:
+        from quack.gemm_w4 import gemm_w4a16, prepare_w4_weight
+
+        self._gemm = gemm_w4a16
+        scales = weight.scales.view(torch.float8_e4m3fn)
+        self._blob, self._scales = prepare_w4_weight(weight.codes, scales, "nvfp4")
+        self._scale = weight.global_scale.item()
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        n = self.layer.n
+        return self._gemm(
+            x,
+            self._blob,
+            self._scales,
+            tensor_scale=self._scale,
+            wformat="nvfp4",
+            n_out=n if n % 128 else None,
+        )
+
+
+class _VllmKernel(Contender):
+    """One of vLLM's NVFP4 linear kernels on a bare layer."""
+
+    def kernel_class(self) -> Any:
+        raise NotImplementedError
+
+    def prepare(self, weight: Weight) -> None:
+        from vllm.model_executor.kernels.linear.nvfp4.base import (
+            NvFp4LinearLayerConfig,
+        )
+
+        layer = torch.nn.Module()
+        for name, value in (
+            ("weight", weight.codes.clone()),
+            ("weight_scale", weight.scales.view(torch.float8_e4m3fn).clone()),
+            ("weight_global_scale", weight.global_scale[0].clone()),
+        ):
+            setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
+        for name, value in (
+            ("output_size_per_partition", self.layer.n),
+            ("input_size_per_partition", self.layer.k),
+            ("output_partition_sizes", [self.layer.n]),
+            ("params_dtype", torch.bfloat16),
+            ("has_bias", False),
+        ):
+            setattr(layer, name, value)
+        self._layer = layer
+        self._kernel = self.kernel_class()(NvFp4LinearLayerConfig())
+        self._kernel.process_weights_after_loading(layer)
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        return self._kernel.apply_weights(self._layer, x)
+
+
+class Marlin(_VllmKernel):
+    name = "marlin"
+
+    def kernel_class(self) -> Any:
+        from vllm.model_executor.kernels.linear import MarlinNvFp4LinearKernel
+
+        return MarlinNvFp4LinearKernel
+
+
+class Humming(_VllmKernel):
+    name = "humming"
+
+    def kernel_class(self) -> Any:
+        from vllm.model_executor.kernels.linear.nvfp4.humming import (
+            HummingNvFp4LinearKernel,
+        )
+
+        return HummingNvFp4LinearKernel
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    c.name: c for c in (Ours, OursBf16, Cublas, Quack, Marlin, Humming)
+}

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""The GEMV compiles for every target: no spills, the instructions that it needs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+TARGETS = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+KINDS = ["nvfp4", "nvfp4-silu", "bf16"]
+# A fresh process for each target: CuTe DSL reads it once.
+SCRIPT = """
+import pathlib, sys
+from ptx.gemv import compile_files
+from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
+nvfp4, folder = sys.argv[1:]
+for kind in ("nvfp4", "nvfp4-silu", "bf16"):
+    form = "bf16" if kind == "bf16" else nvfp4
+    spec = GemvSpec(2048, form, kind == "nvfp4-silu")
+    config = GemvConfig(1, 4, 1, 2, 2, 16 if form == "bf16" else 4, 1)
+    cubin = compile_files(spec, config)["cubin"]
+    pathlib.Path(folder, f"{kind}.cubin").write_bytes(cubin)
+"""
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of cubins for each target."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    found = {}
+    for target in TARGETS:
+        found[target] = tmp_path_factory.mktemp(target)
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, nvfp4_form(target), str(found[target])],
+            check=True,
+            env=os.environ | {"CUTE_DSL_ARCH": target, "PYTHONPATH": path},
+        )
+    return found
+
+
+def nvfp4_form(target: str) -> str:
+    return "mul" if target == "sm_90a" else "cvt"
+
+
+def tool(name: str) -> str:
+    """One of NVIDIA's tools: from their wheels, else from a CUDA toolkit."""
+    pattern = f"lib/*/site-packages/nvidia/*/bin/{name}"
+    return str(next(Path(sys.prefix).glob(pattern), name))
+
+
+def output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_for_target(cubins: dict[str, Path], target: str, kind: str) -> None:
+    cubin = cubins[target] / f"{kind}.cubin"
+    usage = output(tool("cuobjdump"), "-res-usage", str(cubin))
+    assert "STACK:0 " in usage
+    assert "LOCAL:0 " in usage
+    sass = output(tool("nvdisasm"), "-c", str(cubin))
+    wait = sass.index("ACQBULK")
+    loads = [i for i in range(len(sass)) if sass.startswith("LDG.E.NA.128", i)]
+    assert loads
+    assert max(loads) < wait
+    assert "HMMA.16816.F32.BF16" in sass
+    assert "LDL" not in sass
+    assert "STL" not in sass
+    assert ("F2FP.BF16.E2M1" in sass) == (
+        kind != "bf16" and nvfp4_form(target) == "cvt"
+    )

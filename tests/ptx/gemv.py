@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Compiles a GEMV variant without a GPU and runs its PTX in the emulator."""
+
+import os
+import pathlib
+import struct
+import tempfile
+
+import numpy as np
+
+from ptx.emulator import GlobalMemory, PtxKernel, f32_to_bf16
+
+# CuTe DSL reads these once, when it is imported.
+_DUMP = tempfile.TemporaryDirectory()
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+os.environ.update(
+    CUTE_DSL_DUMP_DIR=_DUMP.name, CUTE_DSL_KEEP_PTX="1", CUTE_DSL_KEEP_CUBIN="1"
+)
+
+
+def compile_files(spec, config) -> dict[str, bytes]:
+    """Compiles a variant for CUTE_DSL_ARCH; returns its ``ptx`` and ``cubin``."""
+    from vllm.models.flint.ops.gemv.compile import compile_gemv
+
+    folder = pathlib.Path(_DUMP.name)
+    for path in folder.iterdir():
+        path.unlink()
+    compile_gemv(spec, config)
+    return {path.suffix[1:]: path.read_bytes() for path in folder.iterdir()}
+
+
+def compile_ptx(spec, config) -> str:
+    """PTX of a variant for the target in CUTE_DSL_ARCH."""
+    return compile_files(spec, config)["ptx"].decode()
+
+
+def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None):
+    """Runs the kernel on NumPy data.
+
+    Args:
+        text: PTX of the variant.
+        x: BF16 bits, uint16 [M, row stride >= K].
+        weight: uint8 [N, K/2], or BF16 bits uint16 [N, K].
+        scales: flat swizzled E4M3 bytes.
+        global_scale: Python float.
+
+    Returns:
+        Output as float64 [M, N or N/2]; unwritten elements are NaN.
+    """
+    kernel = PtxKernel(text)
+    memory = GlobalMemory()
+    m, n = len(x), len(weight)
+    width = n // spec.parts
+    out = np.full((m, width), -1, np.int32 if spec.fp32_out else np.int16)
+    params = [
+        struct.pack("<Qi4xq", memory.add(x), m, x.shape[1]),
+        struct.pack("<Qi4x", memory.add(weight), n),
+    ]
+    if scales is not None:
+        params.append(struct.pack("<Qi4x", memory.add(scales), scales.size // 4))
+        scale = np.array([global_scale], np.float32)
+        params.append(struct.pack("<Q", memory.add(scale)))
+    params.append(struct.pack("<Qiiq", memory.add(out), m, width, width))
+    ctas = config.grid_rows(n, spec) * config.k_ctas
+    kernel.run(ctas, config.k_ctas, params, memory)
+    if spec.fp32_out:
+        return out.view(np.float32).astype(np.float64)
+    return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(float)
+
+
+def random_x(rng, m, k, extra=0):
+    """BF16 bits [m, k + extra] and their values [m, k]."""
+    bits = f32_to_bf16(rng.standard_normal((m, k + extra)).astype(np.float32))
+    values = (bits[:, :k] << 16).view(np.float32).astype(np.float64)
+    return bits.astype(np.uint16), values
+
+
+def run_dequantize(k, form, weight, scales):
+    """BF16 bits [N, K] from the dequantization kernel, as float64."""
+    from vllm.models.flint.ops.gemv.compile import compile_dequantize
+
+    folder = pathlib.Path(_DUMP.name)
+    for path in folder.iterdir():
+        path.unlink()
+    compile_dequantize(k, form)
+    kernel = PtxKernel(next(folder.glob("*.ptx")).read_text())
+    memory = GlobalMemory()
+    n = len(weight)
+    out = np.full((n, k), -1, np.int16)
+    params = [
+        struct.pack("<Qi4x", memory.add(weight), n),
+        struct.pack("<Qi4x", memory.add(scales), scales.size),
+        struct.pack("<Qi4x", memory.add(out), n),
+    ]
+    kernel.run(-(-n * (k // 16) // 256), 1, params, memory)
+    return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(float)

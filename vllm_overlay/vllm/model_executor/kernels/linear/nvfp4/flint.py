@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""vLLM's NVFP4 weight-only linear kernel on Flint's GEMV."""
+
+import torch
+
+from vllm.model_executor.layers.quantization.utils.nvfp4_utils import (
+    pad_nvfp4_weight_for_cutlass,
+    swizzle_blockscale,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.models.flint.ops import dense  # noqa: F401  registers the operators
+from vllm.models.flint.ops.gemv.variants import missing_compiler
+from vllm.models.flint.ops.nvfp4_gemv import max_tokens, tuned, warmup_for
+from vllm.platforms import current_platform
+from vllm.utils.flashinfer import flashinfer_prepare_bf16_fp4_weights
+
+from .flashinfer import FlashInferCuteDslNvFp4W4A16LinearKernel
+
+# Compute capabilities whose FlashInfer GEMM reads the bytes that the GEMV reads.
+_FLASHINFER_PARTNER = (100, 103)
+# K must be a multiple of this; zeros make up for what is missing.
+_ALIGNMENT = 64
+
+
+class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
+    """BF16 x NVFP4: a GEMV for few tokens, a partner GEMM on the same bytes for more.
+
+    Weights keep the ModelOpt layout, with block scales in the 128x4 swizzle. A
+    language-model head gives FP32 logits.
+    """
+
+    pdl = True
+
+    @classmethod
+    def is_supported(
+        cls, compute_capability: int | None = None
+    ) -> tuple[bool, str | None]:
+        """Return whether the GEMV and its partner can run, or why not."""
+        if compute_capability is None:
+            capability = current_platform.get_device_capability()
+            if not current_platform.is_cuda() or capability is None:
+                return False, "Flint's NVFP4 GEMV requires CUDA"
+            compute_capability = capability.to_int()
+        if compute_capability not in (90, 100, 103, 120, 121):
+            return False, "Flint's NVFP4 GEMV requires sm_90, sm_100, sm_103 or sm_12x"
+        reason = missing_compiler()
+        if reason is not None:
+            return False, f"Flint's NVFP4 GEMV cannot be compiled: {reason}"
+        if compute_capability in _FLASHINFER_PARTNER:
+            return super().is_supported(compute_capability)
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Pad and swizzle the weight, and compile what it may launch."""
+        weight, padding = pad_nvfp4_weight_for_cutlass(
+            layer.weight.data, alignment=_ALIGNMENT
+        )
+        scale = swizzle_blockscale(layer.weight_scale.data)
+        global_scale = layer.weight_global_scale.data.reshape(1)
+        layer.flint_partner_scale = None
+        capability = current_platform.get_device_capability()
+        assert capability is not None
+        if capability.to_int() in _FLASHINFER_PARTNER:
+            layer.flint_partner_scale = _flashinfer_view(weight, scale, global_scale)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
+        layer.weight_global_scale = torch.nn.Parameter(
+            global_scale, requires_grad=False
+        )
+        layer.flint_padding = 2 * padding
+        layer.flint_alpha = global_scale.item()
+        layer.flint_fp32_out = isinstance(layer, ParallelLMHead)
+        n, k = weight.shape[0], 2 * weight.shape[1]
+        dtype = torch.float32 if layer.flint_fp32_out else torch.bfloat16
+        warmup_for(n, k, False, self.pdl, False, dtype)
+        if tuned(n, k, silu_mul=True):
+            warmup_for(n, k, True, self.pdl, False, torch.bfloat16)
+
+    def apply_weights(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Map [..., K] to [..., N]."""
+        out = self._linear(layer, x, silu_mul=False)
+        out = out[:, : layer.output_size_per_partition]
+        if bias is not None:
+            out = out + bias
+        return out.reshape(*x.shape[:-1], layer.output_size_per_partition)
+
+    def gate_up_silu_mul(
+        self, layer: torch.nn.Module, x: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Map [..., K] to silu(gate) * up, or None where that is not tuned."""
+        n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
+        if n != layer.output_size_per_partition or not tuned(n, k, silu_mul=True):
+            return None
+        out = self._linear(layer, x, silu_mul=True)
+        return out.reshape(*x.shape[:-1], n // 2)
+
+    def _linear(
+        self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
+    ) -> torch.Tensor:
+        if x.dtype != torch.bfloat16:
+            raise ValueError(f"Flint's NVFP4 GEMV requires BF16 input, got {x.dtype}")
+        rows = x.reshape(-1, x.shape[-1])
+        if layer.flint_padding:
+            rows = torch.nn.functional.pad(rows, (0, layer.flint_padding))
+        n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
+        return torch.ops.vllm.flint_nvfp4_linear(
+            rows,
+            layer.weight,
+            layer.weight_scale,
+            layer.weight_global_scale,
+            layer.flint_alpha,
+            silu_mul,
+            layer.flint_fp32_out,
+            self.pdl,
+            max_tokens(n, k, silu_mul),
+            layer.flint_partner_scale,
+        )
+
+
+def _flashinfer_view(
+    weight: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor
+) -> torch.Tensor:
+    """The scales as FlashInfer's GEMM wants them, without a second copy.
+
+    Raises:
+        RuntimeError: FlashInfer moved the weight or its scales to another layout.
+
+    """
+    prepared, view, _ = flashinfer_prepare_bf16_fp4_weights(
+        weight, scale, global_scale, backend="cute-dsl"
+    )
+    same = (
+        prepared.data_ptr() == weight.data_ptr()
+        and view.untyped_storage().data_ptr() == scale.untyped_storage().data_ptr()
+    )
+    if not same:
+        raise RuntimeError(
+            "This FlashInfer keeps NVFP4 weights in a layout that Flint's GEMV cannot "
+            "read. Install the FlashInfer that this vLLM asks for, or set "
+            "VLLM_DISABLED_KERNELS=FlintNvFp4LinearKernel."
+        )
+    return view

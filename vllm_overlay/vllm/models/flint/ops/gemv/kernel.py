@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The small-M GEMV: ``out[M, N] = (x[M, K] @ weight[N, K]^T) * scale``.
+
+Numerics: an NVFP4 weight becomes BF16 exactly (see ``decode``); products accumulate in
+FP32 on the matrix units; partial sums are added in a fixed order; the global scale
+multiplies the FP32 sum once, before the only rounding. With ``silu_mul`` gate and up
+are rounded to BF16 first, then silu(gate) * up is computed in FP32 and rounded once.
+Two runs give the same bits.
+
+Bytes: each weight byte is read once (N * K * 9 / 16 for NVFP4, N * K * 2 for BF16);
+each CTA reads its slice of x once, from L2. Floor: these bytes over the memory
+bandwidth. At M <= 16 the matrix units idle; what competes with the loads is decoding,
+about 20 instructions for 8 weights, and the serial tail of x load, products, reduction
+and store. So every load of a warp is issued before the grid-dependency wait, and the
+first ``early`` steps are decoded before it. Past about 32 tokens a GEMM that decodes a
+weight once for all tokens of a large tile wins.
+
+Shape: mma.sync m16n8k16 with 16 weight rows as A and 8 tokens as B; ``weights``,
+``activations`` and ``reduction`` say how each operand is laid out.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
+
+from . import primitives as p
+from .activations import StagedActivations
+from .config import SCALE_ROWS, GemvConfig, GemvSpec
+from .reduction import Reduction
+from .weights import RowMajorWeight
+
+
+class GemvKernel:
+    """One variant of the kernel.
+
+    Raises:
+        ValueError: ``config`` cannot compute ``spec``.
+
+    """
+
+    def __init__(self, spec: GemvSpec, config: GemvConfig):
+        reason = config.why_not(spec)
+        if reason is not None:
+            raise ValueError(f"{config} cannot compute {spec}: {reason}")
+        self.spec = spec
+        self.config = config
+        self.steps = config.steps(spec)
+        self.weight = RowMajorWeight(spec, config)
+        self.activations = StagedActivations(spec, config)
+        self.reduction = Reduction(spec, config)
+
+    @cute.jit
+    def __call__(
+        self,
+        m_x: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_scale: cute.Tensor | None,
+        m_out: cute.Tensor,
+        stream,
+    ):
+        """Launches the kernel.
+
+        Args:
+            m_x: x, BF16 [M, K].
+            m_w: the weight as 32-bit words, [N, K / 8] or [N, K / 2] for BF16.
+            m_sf: the 128x4-swizzled scales as 32-bit words, None for BF16.
+            m_scale: global scale, FP32 [1], None for BF16.
+            m_out: BF16 or FP32 [M, N], or [M, N / 2] with ``silu_mul``.
+            stream: CUDA stream.
+
+        """
+        config = self.config
+        blocks = cute.ceil_div(cute.size(m_out, mode=[1]), SCALE_ROWS)
+        tiles = blocks * (SCALE_ROWS * self.spec.parts // config.rows)
+        self.kernel(m_x, m_w, m_sf, m_scale, m_out).launch(
+            grid=[tiles * config.k_ctas, 1, 1],
+            block=[config.threads, 1, 1],
+            cluster=[config.k_ctas, 1, 1] if config.k_ctas > 1 else None,
+            stream=stream,
+            use_pdl=self.spec.pdl,
+            min_blocks_per_mp=config.min_ctas,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        m_x: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_scale: cute.Tensor | None,
+        m_out: cute.Tensor,
+    ):
+        spec, config = self.spec, self.config
+        if const_expr(spec.pdl):
+            cute.arch.griddepcontrol_launch_dependents()
+
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        lane = cute.arch.lane_idx()
+        warp = Uint32(cute.arch.make_warp_uniform(cute.arch.warp_idx()))
+        rank, tile = cta % config.k_ctas, cta // config.k_ctas
+        row_warp = Int32(warp % config.row_warps)
+        k_warp = Int32(warp // config.row_warps)
+
+        smem = cutlass.memory.SmemAllocator()
+        s_x = smem.allocate_tensor(Uint32, self.activations.layout(), 16)
+        s_partial = smem.allocate_tensor(Float32, self.reduction.partial_layout(), 16)
+        s_exchange = barrier = None
+        if const_expr(config.k_ctas > 1):
+            s_exchange = smem.allocate_tensor(
+                Float32, self.reduction.exchange_layout(), 16
+            )
+            barrier = smem.allocate_array(Int64, 1)
+            self.reduction.open_exchange(barrier, cute.size(m_out, mode=[0]), thread)
+
+        # Weights do not depend on the previous kernel: all of this overlaps with it.
+        first = (rank * config.k_warps + k_warp) * self.steps
+        loaded, fragments = {}, {}
+        for s in cutlass.range_constexpr(config.depth):
+            loaded[s] = self.weight.load_step(
+                m_w, m_sf, tile, row_warp, lane, first + s
+            )
+        scale = Float32(1.0)
+        if const_expr(m_scale is not None):
+            scale = m_scale[0] * self.weight.form.output_scale
+        for s in cutlass.range_constexpr(config.early):
+            fragments[s] = self.weight.decode_step(loaded.pop(s), lane)
+            if const_expr(s + config.depth < self.steps):
+                loaded[s + config.depth] = self.weight.load_step(
+                    m_w, m_sf, tile, row_warp, lane, first + s + config.depth
+                )
+
+        if const_expr(config.k_ctas > 1):
+            cute.arch.cluster_wait()
+        if const_expr(spec.pdl):
+            cute.arch.griddepcontrol_wait()
+
+        self.activations.stage(m_x, s_x, rank, thread)
+        cute.arch.sync_threads()
+
+        acc = [
+            [[Float32(0.0)] * 4 for _ in range(config.nt)]
+            for _ in range(config.row_tiles)
+        ]
+        for s in cutlass.range_constexpr(self.steps):
+            if const_expr(s >= config.early):
+                fragments[s] = self.weight.decode_step(loaded.pop(s), lane)
+                if const_expr(s + config.depth < self.steps):
+                    loaded[s + config.depth] = self.weight.load_step(
+                        m_w, m_sf, tile, row_warp, lane, first + s + config.depth
+                    )
+            self.multiply(acc, fragments.pop(s), s_x, lane, k_warp * self.steps + s)
+
+        self.reduction.store_partial(acc, s_partial, lane, row_warp, k_warp)
+        cute.arch.sync_threads()
+        self.reduction.finish(
+            s_partial, s_exchange, barrier, scale, m_out, tile, rank, thread
+        )
+
+    def multiply(self, acc, fragments, s_x, lane, step):
+        """Adds one step's products to ``acc[row tile][token tile]``."""
+        for word in range(len(fragments[0]) // 2):
+            x = self.activations.read(s_x, lane, step, word)
+            for j in range(2):
+                for t, tile in enumerate(fragments):
+                    for m, b in enumerate(x):
+                        acc[t][m] = p.mma_m16n8k16(
+                            tile[2 * word + j], (b[2 * j], b[2 * j + 1]), acc[t][m]
+                        )

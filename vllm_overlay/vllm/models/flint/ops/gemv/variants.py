@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The compiled variants of this process, and what compiling them took."""
+
+import functools
+import importlib.metadata
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .config import GemvConfig, GemvSpec
+
+# The release whose compiler these kernels were written for and measured with.
+CUTE_DSL_RELEASE = "4.8"
+
+_Key = tuple[GemvSpec, GemvConfig] | tuple[int, str]
+_compiled: dict[_Key, Callable[..., Any]] = {}
+_seconds: list[float] = []
+
+
+@functools.cache
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    try:
+        version = importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return f"nvidia-cutlass-dsl {CUTE_DSL_RELEASE} is not installed"
+    if version.split(".")[:2] != CUTE_DSL_RELEASE.split("."):
+        return f"nvidia-cutlass-dsl {CUTE_DSL_RELEASE} is needed, found {version}"
+    try:
+        import cutlass.cute  # noqa: F401
+    except Exception as error:
+        # A broken install raises anything while it loads its libraries.
+        return f"nvidia-cutlass-dsl cannot be imported: {error}"
+    return None
+
+
+def gemv_variant(spec: GemvSpec, config: GemvConfig) -> Callable[..., Any]:
+    """The compiled GEMV; see ``compile.compile_gemv``."""
+    function = _compiled.get((spec, config))
+    if function is None:
+        from .compile import compile_gemv
+
+        function = _timed((spec, config), compile_gemv)
+    return function
+
+
+def dequantize_variant(k: int, form: str) -> Callable[..., Any]:
+    """The compiled dequantization; see ``compile.compile_dequantize``."""
+    function = _compiled.get((k, form))
+    if function is None:
+        from .compile import compile_dequantize
+
+        function = _timed((k, form), compile_dequantize)
+    return function
+
+
+def add_prebuilt(key: _Key, function: Callable[..., Any]) -> None:
+    """Takes a variant that was compiled ahead of time."""
+    _compiled[key] = function
+
+
+def compiled_here() -> tuple[int, float]:
+    """How many variants this process compiled, and the seconds that took."""
+    return len(_seconds), sum(_seconds)
+
+
+def _timed(key: _Key, compile_variant: Callable[..., Any]) -> Callable[..., Any]:
+    start = time.perf_counter()
+    _compiled[key] = compile_variant(*key)
+    _seconds.append(time.perf_counter() - start)
+    return _compiled[key]
