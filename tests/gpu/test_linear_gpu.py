@@ -202,7 +202,7 @@ def test_engine_on_and_off(checkpoint) -> None:
             dtype="bfloat16",
             enforce_eager=True,
             gpu_memory_utilization=0.2,
-            kernel_config={"linear_backend": backend},
+            linear_backend=backend,
         )
         assert_bfloat16(answers, refs, exact)
         pairs = zip(answers, prompts, strict=True)

@@ -133,7 +133,10 @@ def _install(module: torch.nn.Module) -> bool:
     method: Any = getattr(module, "quant_method", None)
     if type(method) is UnquantizedLinearMethod and isinstance(module, LinearBase):
         weight = getattr(module, "weight", None)
-        if weight is None or not _tuned_here(*weight.shape, bf16=True):
+        if weight is None:
+            return False
+        n, k = weight.shape
+        if not _tuned_here(n, k, bf16=True):
             return False
         if _get_linear_backend(quantization="unquantized") not in ("auto", "flint"):
             return False

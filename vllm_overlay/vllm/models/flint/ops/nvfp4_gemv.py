@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import torch
 
+from vllm.platforms import current_platform
+
 from .gemv.config import MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec
 from .gemv.tables import (
     DEFAULT_MAX_TOKENS,
@@ -239,8 +241,10 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _device() -> tuple[tuple[int, int], int]:
     """Compute capability and SM count of the current GPU."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return (properties.major, properties.minor), properties.multi_processor_count
+    capability = current_platform.get_device_capability()
+    if capability is None:
+        raise RuntimeError("Flint's GEMV needs a CUDA GPU, and there is none")
+    return (capability.major, capability.minor), current_platform.num_compute_units()
 
 
 @functools.cache

@@ -124,7 +124,7 @@ class GemvKernel:
             )
         scale = Float32(1.0)
         if const_expr(m_scale is not None):
-            scale = m_scale[0] * self.weight.form.output_scale
+            scale = m_scale[0] * self.weight.output_scale  # type: ignore[index]
         for s in cutlass.range_constexpr(config.early):
             fragments[s] = self.weight.decode_step(loaded.pop(s), lane)
             if const_expr(s + config.depth < self.steps):

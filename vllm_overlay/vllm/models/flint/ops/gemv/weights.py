@@ -42,6 +42,7 @@ class RowMajorWeight:
         self.spec = spec
         self.config = config
         self.form = None if spec.is_bf16 else FORMS[spec.form]
+        self.output_scale = 1.0 if self.form is None else self.form.output_scale
         self.row_chunks = spec.k // spec.lane_k
         slots = config.k_warps * config.k_ctas * config.steps(spec)
         self.exact_k = slots * spec.step_k == spec.k
@@ -133,6 +134,7 @@ class RowMajorWeight:
         ]
 
     def _nvfp4_fragments(self, top, bottom, scales, lane):
+        assert self.form is not None
         # This lane's two of the four blocks, for both rows.
         odd = lane % 2
         select = Uint32(0x5410) + Uint32(odd) * Uint32(0x2222)
