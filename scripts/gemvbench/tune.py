@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Times schedules of the GEMV, and the GEMV beside its partner."""
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -107,7 +108,7 @@ def _launches(
     dtype = torch.float32 if layer.fp32_out else torch.bfloat16
     out = torch.empty(m, layer.n // spec.parts, dtype=dtype, device="cuda")
     kernel = gemv_variant(spec, config)
-    return [lambda w=w: kernel(x, *w, out) for w in operands]
+    return [functools.partial(kernel, x, *w, out) for w in operands]
 
 
 def _calls(
@@ -118,19 +119,26 @@ def _calls(
     if form == "bf16":
         for words, _, _ in _operands(layer, form):
             assert words is not None
-            w = words.view(torch.bfloat16)
-            calls.append(
-                lambda w=w: dense.bf16_linear(x, w, layer.silu_mul, True, most)
-            )
+            weight = words.view(torch.bfloat16)
+            args = (x, weight, layer.silu_mul, True, most)
+            calls.append(functools.partial(dense.bf16_linear, *args))
         return calls
     for codes, scales, gs in _operands(layer, form):
         assert codes is not None and scales is not None and gs is not None
-        args = (codes.view(torch.uint8), scales.view(torch.uint8), gs, gs.item())
-        calls.append(
-            lambda a=args: dense.nvfp4_linear(
-                x, *a, layer.silu_mul, layer.fp32_out, True, most, None
-            )
+        call = functools.partial(
+            dense.nvfp4_linear,
+            x,
+            codes.view(torch.uint8),
+            scales.view(torch.uint8),
+            gs,
+            gs.item(),
+            layer.silu_mul,
+            layer.fp32_out,
+            True,
+            most,
+            None,
         )
+        calls.append(call)
     return calls
 
 

@@ -26,7 +26,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (variants, registry.nvfp4.flint):
+    for module in (variants, registry.nvfp4.flint_gemv):
         monkeypatch.setattr(module, "missing_compiler", lambda: None)
 
 
@@ -36,7 +36,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     assert "requires sm_90" in (KERNEL.is_supported(80)[1] or "")
     # The partner there is FlashInfer's, which no CPU machine has.
     assert "FlashInfer" in (KERNEL.is_supported(100)[1] or "")
-    monkeypatch.setattr(registry.nvfp4.flint, "missing_compiler", lambda: "too old")
+    monkeypatch.setattr(
+        registry.nvfp4.flint_gemv, "missing_compiler", lambda: "too old"
+    )
     assert "too old" in (KERNEL.is_supported(90)[1] or "")
 
 

@@ -99,7 +99,8 @@ def _parse(text: str):
     """Splits PTX into (guard, negated, opcode, operands) and label positions."""
     body = text[text.index("{", text.index(".reqntid")) + 1 :]
     body = re.sub(r"//[^\n]*", "", body)
-    program, labels = [], {}
+    program: list[tuple[str | None, bool, str, list[str]]] = []
+    labels: dict[str, int] = {}
     for statement in body.split(";"):
         s = statement.strip()
         while True:
@@ -128,7 +129,9 @@ class PtxKernel:
 
     def __init__(self, text: str):
         self.program, self.labels = _parse(text)
-        self.block = int(re.search(r"\.reqntid (\d+)", text)[1])
+        block = re.search(r"\.reqntid (\d+)", text)
+        assert block is not None, "no CTA size in the PTX"
+        self.block = int(block[1])
         self.param_sizes = [
             int(x) for x in re.findall(r"\.param [^\n]*_param_\d+\[(\d+)\]", text)
         ]

@@ -10,7 +10,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.kernels.linear import _get_linear_backend
 from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
-from vllm.model_executor.kernels.linear.nvfp4.flint import FlintNvFp4LinearKernel
+from vllm.model_executor.kernels.linear.nvfp4.flint_gemv import FlintNvFp4LinearKernel
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.modelopt import ModelOptLinearMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
