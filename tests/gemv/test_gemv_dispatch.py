@@ -11,7 +11,7 @@ from vllm.model_executor.kernels import linear as registry
 from vllm.model_executor.kernels.linear import init_nvfp4_linear_kernel
 from vllm.models.flint.ops import linear, nvfp4_gemv
 from vllm.models.flint.ops.gemv import tables, variants
-from vllm.models.flint.ops.gemv.config import GemvConfig
+from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
 from vllm.platforms import PlatformEnum
 
 from gemvbench import sets, table
@@ -79,6 +79,17 @@ def test_tuned_table_fits_its_shapes(h200: None) -> None:
     for spec, config in sets.served("sm90", "mul") + sets.tested("sm90", "mul"):
         if isinstance(config, GemvConfig):
             assert config.why_not(spec) is None
+
+
+@pytest.mark.parametrize("k", [32, 64, 128, 2048, 4096, 6144, 16384])
+@pytest.mark.parametrize("nt", [1, 2, 4])
+@pytest.mark.parametrize("silu_mul", [False, True])
+def test_every_shape_has_a_schedule(k: int, nt: int, silu_mul: bool) -> None:
+    """Small N, which no cluster fills, and K too long for one CTA's shared memory."""
+    spec = GemvSpec(k, "mul", silu_mul=silu_mul)
+    for n in (16, 256, 2048, 12288):
+        config = tables.default_config(spec, n, nt, 132)
+        assert config.why_not(spec) is None
 
 
 def test_pick_nt(h200: None) -> None:

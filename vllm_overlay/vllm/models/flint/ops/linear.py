@@ -40,6 +40,10 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
         """Compile what this layer may launch; the weight stays as it is."""
         super().process_weights_after_loading(layer)
         n, k = layer.weight.shape
+        # Plain numbers: torch.compile cannot trace the look-up.
+        layer.flint_max_tokens = [
+            max_tokens(n, k, silu_mul, bf16=True) for silu_mul in (False, True)
+        ]
         for silu_mul in (False, True):
             if tuned(n, k, silu_mul, bf16=True):
                 warmup(n, k, silu_mul, self.pdl, bf16=True)
@@ -59,21 +63,19 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
         self, layer: torch.nn.Module, x: torch.Tensor
     ) -> torch.Tensor | None:
         """Map [..., K] to silu(gate) * up, or None where that is not tuned."""
-        n, k = layer.weight.shape
-        if x.dtype != torch.bfloat16 or not tuned(n, k, silu_mul=True, bf16=True):
+        if x.dtype != torch.bfloat16 or layer.flint_max_tokens[True] == 0:
             return None
         return self._linear(layer, x, silu_mul=True)
 
     def _linear(
         self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
     ) -> torch.Tensor:
-        n, k = layer.weight.shape
         out = torch.ops.vllm.flint_bf16_linear(
-            x.reshape(-1, k),
+            x.reshape(-1, x.shape[-1]),
             layer.weight,
             silu_mul,
             self.pdl,
-            max_tokens(n, k, silu_mul, bf16=True),
+            layer.flint_max_tokens[silu_mul],
         )
         return out.reshape(*x.shape[:-1], out.shape[-1])
 

@@ -73,8 +73,13 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         layer.flint_fp32_out = isinstance(layer, ParallelLMHead)
         n, k = weight.shape[0], 2 * weight.shape[1]
         dtype = torch.float32 if layer.flint_fp32_out else torch.bfloat16
+        # Plain numbers: torch.compile cannot trace the look-up.
+        layer.flint_max_tokens = max_tokens(n, k)
+        layer.flint_max_tokens_silu = (
+            max_tokens(n, k, silu_mul=True) if tuned(n, k, silu_mul=True) else None
+        )
         warmup_for(n, k, False, self.pdl, False, dtype)
-        if tuned(n, k, silu_mul=True):
+        if layer.flint_max_tokens_silu is not None:
             warmup_for(n, k, True, self.pdl, False, torch.bfloat16)
 
     def apply_weights(
@@ -94,8 +99,8 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         self, layer: torch.nn.Module, x: torch.Tensor
     ) -> torch.Tensor | None:
         """Map [..., K] to silu(gate) * up, or None where that is not tuned."""
-        n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
-        if n != layer.output_size_per_partition or not tuned(n, k, silu_mul=True):
+        n = layer.weight.shape[0]
+        if n != layer.output_size_per_partition or layer.flint_max_tokens_silu is None:
             return None
         out = self._linear(layer, x, silu_mul=True)
         return out.reshape(*x.shape[:-1], n // 2)
@@ -108,7 +113,7 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         rows = x.reshape(-1, x.shape[-1])
         if layer.flint_padding:
             rows = torch.nn.functional.pad(rows, (0, layer.flint_padding))
-        n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
+        limit = layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens
         return torch.ops.vllm.flint_nvfp4_linear(
             rows,
             layer.weight,
@@ -118,7 +123,7 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
             silu_mul,
             layer.flint_fp32_out,
             self.pdl,
-            max_tokens(n, k, silu_mul),
+            limit,
             layer.flint_partner_scale,
         )
 

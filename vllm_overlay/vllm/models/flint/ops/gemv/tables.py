@@ -112,10 +112,11 @@ def default_config(spec: GemvSpec, n: int, nt: int, sms: int) -> GemvConfig:
     options = [c for c in candidates(spec, n, nt, sms) if c.early == 0]
     if options:
         return min(options, key=lambda c: estimated_cost(c, spec, n, sms))
-    steps = -(-spec.k // spec.step_k)
+    # A short K has no step for every warp; a long one needs a cluster to hold x.
     small = [
         config
-        for rows, k_warps in ((2, 4), (2, 2), (2, 1))
-        if (config := GemvConfig(nt, rows, 1, k_warps, 1, 1)).why_not(spec) is None
+        for k_ctas in (1, 2, 4, 8)
+        for rows, k_warps in ((2, 4), (2, 2), (2, 1), (4, 4))
+        if (config := GemvConfig(nt, rows, 1, k_warps, k_ctas, 1)).why_not(spec) is None
     ]
-    return replace(small[0], depth=min(4, -(-steps // small[0].k_warps)))
+    return replace(small[0], depth=min(4, small[0].steps(spec)))
