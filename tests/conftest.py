@@ -5,11 +5,17 @@
 from __future__ import annotations
 
 import functools
+import signal
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["support.checkpoints"]
+
+# A shell starts what it puts in the background with SIGINT ignored, and every process
+# below would inherit that; tests of Ctrl-C need it to arrive.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
