@@ -64,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--seconds", type=float, default=3600.0, help="time limit")
     compare.add_argument("--out", type=Path, required=True)
 
+    exercise = add("exercise", "launch every variant once, for compute-sanitizer")
+    exercise.add_argument("--library", type=Path)
+
     table = add("table", "write a tuned table from the JSON of `tune`")
     table.add_argument("results", type=Path, nargs="+")
     return parser
@@ -148,6 +151,15 @@ def _compare(args: argparse.Namespace) -> int:
     return 0 if all(row["right"] for row in results.rows) else 1
 
 
+def _exercise(args: argparse.Namespace) -> int:
+    from gemvbench.exercise import exercise
+    from gemvbench.library import Library
+
+    Library(args.library).offer(sets.served(args.table, args.form))
+    exercise(_layers(args))
+    return 0
+
+
 def _table(args: argparse.Namespace) -> int:
     path = TUNED / f"{args.table}.json"
     count = write_table(read_results(args.results), path)
@@ -158,7 +170,8 @@ def _table(args: argparse.Namespace) -> int:
 def main() -> int:
     """Runs one command; returns its exit code."""
     args = _parser().parse_args()
-    run = {"build": _build, "tune": _tune, "compare": _compare, "table": _table}
+    run = {"build": _build, "tune": _tune, "compare": _compare}
+    run |= {"exercise": _exercise, "table": _table}
     try:
         return run[args.command](args)
     except (OSError, ValueError, KeyError) as error:

@@ -3,7 +3,9 @@
 """What is chosen and refused, and why, without a GPU."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,3 +127,16 @@ def test_table_keeps_the_fastest_and_the_limit(tmp_path: Path) -> None:
     path2.write_text(json.dumps(results))
     with pytest.raises(ValueError, match="is from a"):
         table.read_results([path, path2])
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "form"),
+    [((9, 0), 13, "mul"), ((10, 0), 13, "cvt"), ((10, 3), 12, "mul")],
+)
+def test_decode_form_suits_gpu_and_assembler(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], cuda: int, form: str
+) -> None:
+    version = SimpleNamespace(CUDA_VERSION=SimpleNamespace(major=cuda))
+    monkeypatch.setitem(sys.modules, "cutlass", version)
+    monkeypatch.setattr(nvfp4_gemv, "_device", lambda: (capability, 132))
+    assert nvfp4_gemv._decode_form.__wrapped__() == form

@@ -7,6 +7,7 @@ names. See `engine.run_engine`.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
+    if "FLINT_TEST_VARIANTS" in os.environ:
+        root = Path(__file__).parents[2]
+        sys.path += [str(root / "tests"), str(root / "scripts")]
+        from support.variants import offer_prebuilt
+
+        offer_prebuilt()
     request = json.load(sys.stdin)
     llm = LLM(**request["engine"])
     passes = []

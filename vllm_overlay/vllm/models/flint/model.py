@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Inference-only Flint on vLLM's stock layers.
+"""Inference-only Flint on vLLM's stock layers, and on its own kernels where they run.
 
 Runs on every platform that vLLM supports. Stock layers depart from the exact
 arithmetic of Flint's kernels in the last bits, at BF16 only: the RoPE table and the
-sinks are rounded to the model's dtype, the routing weights stay FP32, and an NVFP4
-head rounds its logits to BF16.
+sinks are rounded to the model's dtype, the routing weights stay FP32, and a stock
+NVFP4 head rounds its logits to BF16.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,13 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
+    UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
 from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
@@ -45,6 +47,7 @@ from vllm.sequence import IntermediateTensors
 
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
+from .ops.linear import gate_up_silu_mul, install_flint_dense_kernels
 from .patchset import require_patches
 
 __all__ = [
@@ -88,8 +91,11 @@ class FlintMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape."""
-        gate_up, _ = self.gate_up_proj(x)
-        output, _ = self.down_proj(self.act_fn(gate_up))
+        act = gate_up_silu_mul(self.gate_up_proj, x)
+        if act is None:
+            gate_up, _ = self.gate_up_proj(x)
+            act = self.act_fn(gate_up)
+        output, _ = self.down_proj(act)
         return output
 
 
@@ -301,6 +307,13 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         self.make_empty_intermediate_tensors = (
             self.model.make_empty_intermediate_tensors
         )
+        if current_platform.is_cuda() and isinstance(
+            self.lm_head.quant_method,
+            (UnquantizedEmbeddingMethod, UnquantizedLinearMethod),
+        ):
+            # BF16 operands, FP32 logits: no copy of the head, unlike elsewhere.
+            self.logits_processor.head_dtype = torch.float32
+        install_flint_dense_kernels(self)
         self._checkpoint = CheckpointTracker(config)
         parallel_config = vllm_config.parallel_config
         self._skips_experts = (

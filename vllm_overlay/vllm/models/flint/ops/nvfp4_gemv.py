@@ -250,7 +250,12 @@ def _device() -> tuple[tuple[int, int], int]:
 @functools.cache
 def _decode_form() -> str:
     """The one place that chooses how codes become BF16."""
-    return "cvt" if _device()[0] >= (10, 0) else "mul"
+    if _device()[0] < (10, 0):
+        return "mul"
+    from cutlass import CUDA_VERSION
+
+    # The assembler of CUDA 12 does not know SM100's conversion.
+    return "cvt" if CUDA_VERSION.major >= 13 else "mul"
 
 
 def _measured(shape: Shape) -> TunedShape | None:
