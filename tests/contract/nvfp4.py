@@ -113,3 +113,34 @@ def unswizzle_scales(flat: torch.Tensor, rows: int, columns: int) -> torch.Tenso
     row_tiles, column_tiles = -(-rows // 128), -(-columns // 4)
     tiles = flat.reshape(row_tiles, column_tiles, 32, 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(row_tiles * 128, column_tiles * 4)[:rows, :columns]
+
+
+def fragment_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Puts ModelOpt bytes [N, K / 2] in the order of quack's GEMM for SM90.
+
+    Of each 64 x 64 block, thread t has 16 bytes, four for each 16 of k. Byte p of these
+    has row 16 * (t // 32) + t % 32 // 4, or 8 further where p is odd, and the two codes
+    at k = 2 * (t % 4), or 8 further where p is 2 or 3.
+
+    Returns:
+        uint8 [N / 64, K / 64, 128, 16].
+    """
+    rows, width = weight.shape
+    thread = torch.arange(128).view(-1, 1)
+    byte = torch.arange(16).view(1, -1)
+    row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (byte % 2)
+    column = 8 * (byte // 4) + thread % 4 + 4 * (byte % 4 // 2)
+    blocks = weight.cpu().view(rows // 64, 64, width // 32, 32).permute(0, 2, 1, 3)
+    return blocks[:, :, row, column].contiguous().to(weight.device)
+
+
+def fragment_scales(weight_scale: torch.Tensor) -> torch.Tensor:
+    """Puts scale bytes [N, K / 16] in the order of quack's GEMM for SM90.
+
+    Returns:
+        uint8 [N / 64, K / 64, 32, 4, 2]: entry (s, b, i) of a 64 x 64 block has row
+        16 * (s // 8) + s % 8 + 8 * i and the b-th 16 of k.
+    """
+    rows, width = weight_scale.shape
+    split = weight_scale.view(rows // 64, 4, 2, 8, width // 4, 4)
+    return split.permute(0, 4, 1, 3, 5, 2).reshape(rows // 64, width // 4, 32, 4, 2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
 
+from contract.nvfp4 import fragment_scales, fragment_weight
 from ptx import gemv as emulated
 from support.gemv import QuantizedLinear, output_bounds
 
@@ -22,11 +23,13 @@ def check(
     silu: bool = False,
     fp32: bool = False,
     pad: int = 0,
+    fragments: bool = False,
 ) -> None:
     """Runs one variant on random data whose rows lie `pad` elements apart."""
     generator = torch.Generator().manual_seed(n + k + m)
     width = n // 2 if silu else n
-    spec = GemvSpec(k, form, silu, fp32, width % 128 == 0)
+    layout = "fragments" if fragments else "row_major"
+    spec = GemvSpec(k, form, silu, fp32, width % 128 == 0, layout=layout)
     text = emulated.compile_ptx(spec, config)
     x = torch.randn(m, k + pad, generator=generator).bfloat16()
     bits = x.view(torch.int16).numpy().view(np.uint16)
@@ -38,8 +41,9 @@ def check(
     else:
         linear = QuantizedLinear.random(n, k, generator)
         values, scale = linear.values, linear.global_scale.item()
+        raw = linear.fragments() if fragments else (linear.codes, linear.scales)
         actual = emulated.run_gemv(
-            text, spec, config, bits, linear.codes.numpy(), linear.scales.numpy(), scale
+            text, spec, config, bits, *(x.numpy() for x in raw), scale
         )
     bounds = output_bounds(x[:, :k], values, scale, silu, fp32)
     bounds.check(torch.from_numpy(actual))
@@ -60,6 +64,20 @@ def check(
 )
 def test_matches_contract(n, k, m, config, silu, pad, form) -> None:
     check(n, k, m, form, config, silu, pad=pad)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "m", "config", "silu", "pad"),
+    [
+        (128, 256, 1, C(1, 4, 1, 2, 1, 1), False, 0),
+        (128, 512, 8, C(1, 2, 2, 2, 2, 1), False, 8),
+        (256, 512, 3, C(1, 2, 2, 1, 4, 1, 1), True, 0),
+        (384, 192, 11, C(2, 1, 2, 2, 1, 1), False, 16),
+        (256, 320, 61, C(8, 4, 2, 1, 1, 2), False, 0),
+    ],
+)
+def test_fragments_match_contract(n, k, m, config, silu, pad) -> None:
+    check(n, k, m, "mul", config, silu, pad=pad, fragments=True)
 
 
 def test_fp32_output() -> None:
@@ -84,3 +102,21 @@ def test_every_code_times_every_scale() -> None:
     eye = torch.eye(32).bfloat16().view(torch.int16).numpy().view(np.uint16)
     out = emulated.run_gemv(text, spec, config, eye, *raw, 1.0)
     np.testing.assert_array_equal(out.T, expected)
+
+
+def test_every_code_times_every_scale_in_fragments() -> None:
+    """Negative and zero scales are what preparing a weight takes out."""
+    scales = torch.arange(128, dtype=torch.uint8) % 127
+    scales = scales.repeat(4).view(128, 4)
+    nibble = torch.arange(16, dtype=torch.uint8)
+    row = nibble[0::2] | nibble[1::2] << 4
+    codes = torch.cat([row.repeat(64, 4), row.flip(0).repeat(64, 4)])
+    codes[scales.repeat_interleave(8, dim=1) == 0] &= 0x88
+    linear = QuantizedLinear.of(codes, scales)
+    spec = GemvSpec(64, "mul", fp32_out=True, layout="fragments")
+    config = C(8, 4, 2, 1, 1, 1)
+    text = emulated.compile_ptx(spec, config)
+    eye = torch.eye(64).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    raw = fragment_weight(codes).numpy(), fragment_scales(scales).numpy()
+    out = emulated.run_gemv(text, spec, config, eye, *raw, 1.0)
+    np.testing.assert_array_equal(out.T, linear.values.numpy())

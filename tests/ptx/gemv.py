@@ -41,8 +41,8 @@ def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None):
     Args:
         text: PTX of the variant.
         x: BF16 bits, uint16 [M, row stride >= K].
-        weight: uint8 [N, K/2], or BF16 bits uint16 [N, K].
-        scales: flat swizzled E4M3 bytes.
+        weight: uint8 [N, K/2], BF16 bits uint16 [N, K], or fragments.
+        scales: E4M3 bytes, swizzled or as fragments.
         global_scale: Python float.
 
     Returns:
@@ -50,12 +50,13 @@ def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None):
     """
     kernel = PtxKernel(text)
     memory = GlobalMemory()
-    m, n = len(x), len(weight)
+    m, rows = len(x), len(weight)
+    n = 64 * rows if spec.layout == "fragments" else rows
     width = n // spec.parts
     out = np.full((m, width), -1, np.int32 if spec.fp32_out else np.int16)
     params = [
         struct.pack("<Qi4xq", memory.add(x), m, x.shape[1]),
-        struct.pack("<Qi4x", memory.add(weight), n),
+        struct.pack("<Qi4x", memory.add(weight), rows),
     ]
     if scales is not None:
         params.append(struct.pack("<Qi4x", memory.add(scales), scales.size // 4))

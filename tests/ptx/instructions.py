@@ -186,6 +186,11 @@ def _cvt(c, opcode, operands, who):
         byte = c.value(operands[1], who).astype(np.int64)
         low, high = f32_to_bf16(_E2M1[byte & 15]), f32_to_bf16(_E2M1[byte >> 4 & 15])
         c.set(name, who, low | high << U32(16))
+    elif (target, source) == ("f16x2", "e4m3x2"):
+        bits = c.value(operands[1], who)
+        pair = [e4m3_to_f32(bits >> U64(n) & U64(0xFF)) for n in (0, 8)]
+        low, high = (x.astype(np.float16).view(np.uint16).astype(U32) for x in pair)
+        c.set(name, who, low | high << U32(16))
     elif source == "e4m3x2":
         bits = c.value(operands[1], who)
         low = f32_to_bf16(e4m3_to_f32(bits & U64(0xFF)))

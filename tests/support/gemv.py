@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from contract.numerics import round_bf16
-from contract.nvfp4 import E2M1, E4M3, GROUP, swizzle_scales, unpack_codes
+from contract.nvfp4 import (
+    E2M1,
+    E4M3,
+    GROUP,
+    fragment_scales,
+    fragment_weight,
+    swizzle_scales,
+    unpack_codes,
+    unswizzle_scales,
+)
 
 # Where silu is smallest, between these two BF16 neighbours.
 _SILU_MINIMUM = (-1.28125, -1.2734375)
@@ -70,6 +79,13 @@ class QuantizedLinear:
         return cls.of(
             draw(0, 256, n, k // 2), draw(0x28, 0x60, n, k // 16), global_scale
         )
+
+
+    def fragments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales in the order of quack's GEMM; N is a multiple of 64."""
+        n, half_k = self.codes.shape
+        scales = unswizzle_scales(self.scales, n, half_k // 8)
+        return fragment_weight(self.codes), fragment_scales(scales)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ of it may be captured in a CUDA graph once compiled (``warmup``).
 """
 
 import functools
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
 from vllm.platforms import current_platform
 
-from .gemv.config import MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec
+from .gemv.config import MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec, Layout
 from .gemv.tables import (
     DEFAULT_MAX_TOKENS,
     TOKEN_TILES,
@@ -25,8 +26,6 @@ from .gemv.tables import (
     load_table,
 )
 from .gemv.variants import dequantize_variant, gemv_variant
-
-MAX_TOKENS_PER_LAUNCH = MMA_TOKENS * TOKEN_TILES[-1]
 
 _Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
@@ -64,14 +63,57 @@ def nvfp4_gemv(
     n, k = weight.shape[0], 2 * weight.shape[1]
     _check_weight(weight, weight_scale, n, k, 32)
     _check_x(x, n, k, silu_mul)
-    if global_scale.dtype != torch.float32 or global_scale.numel() != 1:
-        raise ValueError("global_scale must be one FP32 value")
+    _check_global_scale(global_scale)
     operands = (
         weight.view(torch.int32),
         weight_scale.view(-1).view(torch.int32),
         global_scale.view(1),
     )
-    return _run(x, operands, n, silu_mul, pdl, out_dtype, bf16=False)
+    return _run(x, operands, Shape(n, k, silu_mul), pdl, out_dtype)
+
+
+def fragment_gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    silu_mul: bool = False,
+    pdl: bool = True,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """``nvfp4_gemv`` on the bytes of quack's GEMM; see ``fragments.to_fragments``.
+
+    Args:
+        x: as in ``nvfp4_gemv``.
+        weight: uint8 [N / 64, K / 64, 128, 16]; N is a multiple of 128.
+        weight_scale: uint8 [N / 64, K / 64, 32, 4, 2], E4M3 without signs.
+        global_scale: as in ``nvfp4_gemv``, and so are the other arguments, the result
+            and the errors.
+        silu_mul: as in ``nvfp4_gemv``.
+        pdl: as in ``nvfp4_gemv``.
+        out_dtype: as in ``nvfp4_gemv``.
+
+    """
+    groups, blocks = weight.shape[:2]
+    n, k = 64 * groups, 64 * blocks
+    for name, tensor, shape in (
+        ("weight", weight, (groups, blocks, 128, 16)),
+        ("weight_scale", weight_scale, (groups, blocks, 32, 4, 2)),
+    ):
+        if tensor.dtype != torch.uint8 or tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must be uint8 {list(shape)}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")
+    if n == 0 or n % SCALE_ROWS or k == 0:
+        raise ValueError(f"N must be a positive multiple of 128, K of 64: {n} x {k}")
+    _check_x(x, n, k, silu_mul)
+    _check_global_scale(global_scale)
+    operands = (
+        weight.view(groups, -1).view(torch.int32),
+        weight_scale.view(-1).view(torch.int32),
+        global_scale.view(1),
+    )
+    return _run(x, operands, Shape(n, k, silu_mul, False, "fragments"), pdl, out_dtype)
 
 
 def bf16_gemv(
@@ -92,7 +134,7 @@ def bf16_gemv(
         raise ValueError(f"K must be a positive multiple of 8, got {k}")
     _check_x(x, n, k, silu_mul)
     operands = (weight.view(torch.int32), None, None)
-    return _run(x, operands, n, silu_mul, pdl, out_dtype, bf16=True)
+    return _run(x, operands, Shape(n, k, silu_mul, True), pdl, out_dtype)
 
 
 def dequantize_rows(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -112,51 +154,65 @@ def dequantize_rows(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.T
     return out
 
 
-def tuned(n: int, k: int, silu_mul: bool = False, bf16: bool = False) -> bool:
+def tuned(
+    n: int,
+    k: int,
+    silu_mul: bool = False,
+    bf16: bool = False,
+    layout: Layout = "row_major",
+) -> bool:
     """Whether the GEMV is the fastest choice at some M for this shape, on this GPU."""
-    entry = _measured(Shape(n, k, silu_mul, bf16))
+    entry = _measured(Shape(n, k, silu_mul, bf16, layout))
     return entry is not None and entry.pick(1) is not None
 
 
 def pick_nt(
-    n: int, k: int, m: int, silu_mul: bool = False, bf16: bool = False
+    n: int,
+    k: int,
+    m: int,
+    silu_mul: bool = False,
+    bf16: bool = False,
+    layout: Layout = "row_major",
 ) -> int | None:
     """Smallest tuned count of 8-token tiles that covers ``m`` tokens.
 
     None where something else is faster, and past what one launch takes.
     """
-    entry = _measured(Shape(n, k, silu_mul, bf16))
+    entry = _measured(Shape(n, k, silu_mul, bf16, layout))
     return None if entry is None else entry.pick(m)
 
 
-def max_tokens(n: int, k: int, silu_mul: bool = False, bf16: bool = False) -> int:
+def max_tokens(
+    n: int,
+    k: int,
+    silu_mul: bool = False,
+    bf16: bool = False,
+    layout: Layout = "row_major",
+) -> int:
     """Up to how many tokens the GEMV, in several launches, is the fastest choice.
 
-    Untuned shapes get a bound for NVFP4, where the alternative on the same bytes is
-    far slower, and 0 for BF16.
+    Untuned shapes get a bound for NVFP4, and 0 for BF16.
     """
-    entry = _measured(Shape(n, k, silu_mul, bf16))
+    entry = _measured(Shape(n, k, silu_mul, bf16, layout))
     if entry is not None:
         return entry.max_tokens
-    return 0 if bf16 else DEFAULT_MAX_TOKENS
+    return 0 if bf16 else DEFAULT_MAX_TOKENS[layout]
 
 
 def warmup(
     n: int, k: int, silu_mul: bool = False, pdl: bool = True, bf16: bool = False
 ) -> None:
     """Compiles every variant with BF16 output that this shape may pick."""
-    warmup_for(n, k, silu_mul, pdl, bf16, torch.bfloat16)
+    warmup_for(Shape(n, k, silu_mul, bf16), pdl, torch.bfloat16)
 
 
-def warmup_for(
-    n: int, k: int, silu_mul: bool, pdl: bool, bf16: bool, out_dtype: torch.dtype
-) -> None:
-    """``warmup`` for an output type; nothing is launched."""
-    spec = _spec(n, k, silu_mul, pdl, bf16, out_dtype)
-    for nt in TOKEN_TILES:
-        gemv_variant(spec, _config(spec, n, nt))
-    if not bf16:
-        dequantize_variant(k, spec.form)
+def warmup_for(shape: Shape, pdl: bool, out_dtype: torch.dtype) -> None:
+    """``warmup`` for a layout and an output type; nothing is launched."""
+    spec = _spec(shape, pdl, out_dtype)
+    for nt in _token_tiles(shape):
+        gemv_variant(spec, _config(spec, shape, nt))
+    if shape.dequantized:
+        dequantize_variant(shape.k, spec.form)
 
 
 def _check_weight(
@@ -175,6 +231,11 @@ def _check_weight(
         )
 
 
+def _check_global_scale(global_scale: torch.Tensor) -> None:
+    if global_scale.dtype != torch.float32 or global_scale.numel() != 1:
+        raise ValueError("global_scale must be one FP32 value")
+
+
 def _check_x(x: torch.Tensor, n: int, k: int, silu_mul: bool) -> None:
     if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != k:
         raise ValueError(f"x must be BF16 [M, {k}], got {x.dtype} {tuple(x.shape)}")
@@ -184,47 +245,43 @@ def _check_x(x: torch.Tensor, n: int, k: int, silu_mul: bool) -> None:
         raise ValueError(f"silu_mul needs an even number of weight rows, got {n}")
 
 
-def _spec(
-    n: int, k: int, silu_mul: bool, pdl: bool, bf16: bool, out_dtype: torch.dtype
-) -> GemvSpec:
-    width = n // 2 if silu_mul else n
+def _spec(shape: Shape, pdl: bool, out_dtype: torch.dtype) -> GemvSpec:
+    width = shape.n // 2 if shape.silu_mul else shape.n
     return GemvSpec(
-        k=k,
-        form="bf16" if bf16 else _decode_form(),
-        silu_mul=silu_mul,
+        k=shape.k,
+        form="bf16" if shape.bf16 else _decode_form(),
+        silu_mul=shape.silu_mul,
         fp32_out=out_dtype == torch.float32,
         full_blocks=width % SCALE_ROWS == 0,
         pdl=pdl,
+        layout=shape.layout,
     )
 
 
 def _run(
     x: torch.Tensor,
     operands: _Operands,
-    n: int,
-    silu_mul: bool,
+    shape: Shape,
     pdl: bool,
     out_dtype: torch.dtype,
-    bf16: bool,
 ) -> torch.Tensor:
     if out_dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"out_dtype must be BF16 or FP32, got {out_dtype}")
-    m, k = x.shape
-    if silu_mul and n // 2 % SCALE_ROWS:
-        # Gate and up rows of one CTA must lie alike in their scale blocks.
-        both = _run(x, operands, n, False, pdl, torch.bfloat16, bf16).float()
-        gate, up = both.chunk(2, dim=1)
+    width = shape.n // 2 if shape.silu_mul else shape.n
+    if shape.silu_mul and width % SCALE_ROWS:
+        # Gate and up rows of one CTA must lie alike in their blocks.
+        plain = replace(shape, silu_mul=False)
+        gate, up = _run(x, operands, plain, pdl, torch.bfloat16).float().chunk(2, dim=1)
         return (gate * torch.sigmoid(gate) * up).to(out_dtype)
-    out = x.new_empty((m, n // 2 if silu_mul else n), dtype=out_dtype)
+    out = x.new_empty((x.shape[0], width), dtype=out_dtype)
     if out.numel() == 0:
         return out
     x = _with_aligned_rows(x)
-    spec = _spec(n, k, silu_mul, pdl, bf16, out_dtype)
-    for start in range(0, m, MAX_TOKENS_PER_LAUNCH):
-        rows = slice(start, start + MAX_TOKENS_PER_LAUNCH)
-        part, result = (x, out) if m <= MAX_TOKENS_PER_LAUNCH else (x[rows], out[rows])
-        nt = next(t for t in TOKEN_TILES if part.shape[0] <= MMA_TOKENS * t)
-        gemv_variant(spec, _config(spec, n, nt))(part, *operands, result)
+    spec, tiles = _spec(shape, pdl, out_dtype), _token_tiles(shape)
+    most = MMA_TOKENS * tiles[-1]
+    for part, result in zip(x.split(most), out.split(most), strict=True):
+        nt = next(t for t in tiles if part.shape[0] <= MMA_TOKENS * t)
+        gemv_variant(spec, _config(spec, shape, nt))(part, *operands, result)
     return out
 
 
@@ -263,9 +320,16 @@ def _measured(shape: Shape) -> TunedShape | None:
 
 
 @functools.cache
-def _config(spec: GemvSpec, n: int, nt: int) -> GemvConfig:
-    entry = _measured(Shape(n, spec.k, spec.silu_mul, spec.is_bf16))
+def _token_tiles(shape: Shape) -> tuple[int, ...]:
+    """Counts of 8-token tiles that a launch may have: the measured ones, if any."""
+    entry = _measured(shape)
+    return TOKEN_TILES if entry is None else tuple(sorted(entry.schedules))
+
+
+@functools.cache
+def _config(spec: GemvSpec, shape: Shape, nt: int) -> GemvConfig:
+    entry = _measured(shape)
     config = None if entry is None else entry.schedules.get(nt)
     if config is not None and config.why_not(spec) is None:
         return config
-    return default_config(spec, n, nt, _device()[1])
+    return default_config(spec, shape.n, nt, _device()[1])

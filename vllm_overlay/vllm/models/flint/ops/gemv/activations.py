@@ -18,12 +18,17 @@ from .config import GemvConfig, GemvSpec
 from .decode import FORMS
 
 _CHUNK_K = 8
-# Loads of x that a thread has in flight.
+# Loads of x that a thread has in flight, of 16 bytes.
 _BATCH = 8
+# A BF16 pair from the low halves of two, or the high ones.
+_LOW, _HIGH = 0x5410, 0x7632
 
 
 class StagedActivations:
     """How x is staged and read back as B fragments."""
+
+    # Width of K that a thread copies at a time.
+    unit_k = _CHUNK_K
 
     def __init__(self, spec: GemvSpec, config: GemvConfig):
         self.spec = spec
@@ -50,54 +55,60 @@ class StagedActivations:
     def stage(self, m_x: cute.Tensor, s_x: cute.Tensor, rank: Int32, thread: Int32):
         """Copies x[:, slice] of this CTA, permuted; all threads take part."""
         threads = self.config.threads
-        total = self.config.tokens * self.chunks
+        total = self.config.tokens * (self.chunks * _CHUNK_K // self.unit_k)
         copies = -(-total // threads)
-        for batch in cutlass.range_constexpr(-(-copies // _BATCH)):
-            count = min(_BATCH, copies - batch * _BATCH)
+        in_flight = _BATCH * _CHUNK_K // self.unit_k
+        for batch in cutlass.range_constexpr(-(-copies // in_flight)):
+            count = min(in_flight, copies - batch * in_flight)
             held = []
             for j in cutlass.range_constexpr(count):
-                index = thread + (batch * _BATCH + j) * threads
-                held.append(self._load_chunk(m_x, rank, index))
+                index = thread + (batch * in_flight + j) * threads
+                held.append(self._load_unit(m_x, rank, index))
             for j in cutlass.range_constexpr(count):
-                index = thread + (batch * _BATCH + j) * threads
+                index = thread + (batch * in_flight + j) * threads
                 if total % threads == 0 or index < total:
-                    self._store_chunk(s_x, held[j], index)
+                    self._store_unit(s_x, held[j], index)
 
     @cute.jit
-    def _load_chunk(self, m_x: cute.Tensor, rank: Int32, index: Int32):
-        token, chunk = index // self.chunks, index % self.chunks
-        column = rank * self.chunks + chunk
-        values = cute.make_rmem_tensor((_CHUNK_K,), BFloat16)
+    def _load_unit(self, m_x: cute.Tensor, rank: Int32, index: Int32):
+        units = self.chunks * _CHUNK_K // self.unit_k
+        token, unit = index // units, index % units
+        column = rank * units + unit
+        values = cute.make_rmem_tensor((self.unit_k,), BFloat16)
         values.fill(0)
         valid = token < cute.size(m_x, mode=[0])
         if cutlass.const_expr(not self.exact_k):
-            valid = valid & (column < self.spec.k // _CHUNK_K)
+            valid = valid & (column < self.spec.k // self.unit_k)
         if valid:
-            source = cute.local_tile(m_x[token, None], (_CHUNK_K,), (column,))
+            source = cute.local_tile(m_x[token, None], (self.unit_k,), (column,))
             cute.autovec_copy(source, values)
         return cute.recast_tensor(values, Uint32)
 
     @cute.jit
-    def _store_chunk(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
+    def _store_unit(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
         token, chunk = index // self.chunks, index % self.chunks
         paired = cute.make_rmem_tensor((4,), Uint32)
         if cutlass.const_expr(self.half_pairs):
             for j in cutlass.range_constexpr(2):
                 low, high = words[j], words[j + 2]
-                paired[2 * j] = p.prmt(low, high, Uint32(0x5410))
-                paired[2 * j + 1] = p.prmt(low, high, Uint32(0x7632))
+                paired[2 * j] = p.prmt(low, high, Uint32(_LOW))
+                paired[2 * j + 1] = p.prmt(low, high, Uint32(_HIGH))
         else:
             for j in cutlass.range_constexpr(4):
                 paired[j] = words[j]
         target = cute.local_tile(s_x[token, None], (4,), (self.slot(chunk),))
         cute.autovec_copy(paired, target)
 
+    def lane_slot(self, word: int, lane: Int32):
+        """Which of a step's 16-byte slots holds what a lane reads for ``word``."""
+        return 4 * word + lane % 4
+
     def read(self, s_x: cute.Tensor, lane: Int32, step, word: int):
         """B fragments of word ``word`` of a step: ``[token tile]`` four registers.
 
         The first two belong to product 2 * word, the others to 2 * word + 1.
         """
-        slot = step * 4 * self.lane_words + 4 * word + lane % 4
+        slot = step * 4 * self.lane_words + self.lane_slot(word, lane)
         out = []
         for t in range(self.config.nt):
             registers = cute.make_rmem_tensor((4,), Uint32)
@@ -105,3 +116,30 @@ class StagedActivations:
             cute.autovec_copy(source, registers)
             out.append(registers)
         return out
+
+
+class FragmentActivations(StagedActivations):
+    """The order that fragments of weights need (``fragments``).
+
+    Lane c reads, for two products, x at 2c, 2c + 8, 2c + 1 and 2c + 9 of each 16 k.
+    Lanes that store neighbouring words would hit the same banks: the upper two words of
+    a step have their slots exchanged.
+    """
+
+    unit_k = 16
+
+    def lane_slot(self, word: int, lane: Int32):
+        return 4 * word + ((lane % 4) ^ (word // 2))
+
+    @cute.jit
+    def _store_unit(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
+        units = self.chunks // 2
+        token, unit = index // units, index % units
+        word = unit // 2
+        for c in cutlass.range_constexpr(4):
+            paired = cute.make_rmem_tensor((2,), Uint32)
+            paired[0] = p.prmt(words[c], words[c + 4], Uint32(_LOW))
+            paired[1] = p.prmt(words[c], words[c + 4], Uint32(_HIGH))
+            slot = 4 * word + (c ^ ((word // 2) % 2))
+            target = cute.local_tile(s_x[token, None], (2,), (2 * slot + unit % 2,))
+            cute.autovec_copy(paired, target)

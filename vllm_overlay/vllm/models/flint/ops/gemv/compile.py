@@ -9,6 +9,7 @@ import cutlass.cute as cute
 
 from .config import SCALE_ROWS, GemvConfig, GemvSpec
 from .dequantize import DequantizeKernel
+from .fragments import GROUP
 from .kernel import GemvKernel
 
 _OPTIONS = "--enable-tvm-ffi --opt-level 3"
@@ -32,6 +33,8 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
         assumed_align=16,
     )
     words = spec.k // (2 if spec.is_bf16 else 8)
+    if spec.layout == "fragments":
+        words *= GROUP
     weight = fake(cutlass.Int32, (n, words), stride_order=(1, 0))
     scales = scale = None
     if not spec.is_bf16:

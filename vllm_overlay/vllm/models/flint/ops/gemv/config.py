@@ -3,6 +3,11 @@
 """What a GEMV variant computes (``GemvSpec``) and how (``GemvConfig``)."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+# How an NVFP4 weight lies in memory: ModelOpt rows with scales in the 128x4 swizzle
+# (``weights``), or fragments of quack's GEMM (``fragments``).
+Layout: TypeAlias = Literal["row_major", "fragments"]
 
 # Rows whose scales share one block of the 128x4 swizzle.
 SCALE_ROWS = 128
@@ -24,6 +29,7 @@ class GemvSpec:
         full_blocks: whether the output width is a multiple of 128 rows: no row needs
             a bounds check.
         pdl: whether weight loads overlap the previous kernel in the stream.
+        layout: of the weight.
 
     """
 
@@ -33,6 +39,11 @@ class GemvSpec:
     fp32_out: bool = False
     full_blocks: bool = True
     pdl: bool = True
+    layout: Layout = "row_major"
+
+    def __post_init__(self) -> None:
+        if self.layout == "fragments" and (self.form != "mul" or not self.full_blocks):
+            raise ValueError("fragments need form 'mul' and full blocks of rows")
 
     @property
     def is_bf16(self) -> bool:
@@ -40,7 +51,7 @@ class GemvSpec:
 
     @property
     def lane_k(self) -> int:
-        """Weights of a row in one 16-byte load."""
+        """Width of K for which one lane holds the weights, of two rows or their like."""
         return 8 if self.is_bf16 else 32
 
     @property

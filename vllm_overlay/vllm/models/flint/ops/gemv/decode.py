@@ -28,6 +28,8 @@ from . import primitives as p
 
 # BF16 bits that a code occupies: sign at 15, magnitude at 8..6, in both halves.
 _CODE_BITS = 0x81C081C0
+# From FP16's exponent bias to BF16's, and 119, at BF16's exponent in both halves.
+_FP16_TO_SCALE = ((127 - 15 + 119) << 7) * 0x00010001
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ class DecodeForm:
         bits = (magnitude & Uint32(0x07F007F0)) | (sign & Uint32(0x80008000))
         wide = p.mul_bf16x2(bits, Uint32(_bf16_pair(127)))
         return p.mul_bf16x2(wide, Uint32(_bf16_pair(112)))
+
+    def unsigned_scales(self, word: Uint32, high: bool) -> Uint32:
+        """BF16 pair of the two e4m3 scales in one half of ``word``.
+
+        Neither may be negative. FP16 holds each as a normal number, so a shift and an
+        addition to the exponent give s * 2^119. Zero becomes 2^104: codes under a zero
+        scale must be zero.
+        """
+        half = p.cvt_e4m3x2_to_f16x2(word, high)
+        return (half >> 3) + Uint32(_FP16_TO_SCALE)
 
 
 def _bf16_pair(exponent: int) -> int:

@@ -25,8 +25,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from . import primitives as p
-from .activations import StagedActivations
+from .activations import FragmentActivations, StagedActivations
 from .config import SCALE_ROWS, GemvConfig, GemvSpec
+from .fragments import FragmentWeight
 from .reduction import Reduction
 from .weights import RowMajorWeight
 
@@ -46,9 +47,13 @@ class GemvKernel:
         self.spec = spec
         self.config = config
         self.steps = config.steps(spec)
-        self.weight = RowMajorWeight(spec, config)
-        self.activations = StagedActivations(spec, config)
-        self.reduction = Reduction(spec, config)
+        if spec.layout == "fragments":
+            self.weight = FragmentWeight(spec, config)
+            self.activations = FragmentActivations(spec, config)
+        else:
+            self.weight = RowMajorWeight(spec, config)
+            self.activations = StagedActivations(spec, config)
+        self.reduction = Reduction(spec, config, self.weight)
 
     @cute.jit
     def __call__(
@@ -64,8 +69,9 @@ class GemvKernel:
 
         Args:
             m_x: x, BF16 [M, K].
-            m_w: the weight as 32-bit words, [N, K / 8] or [N, K / 2] for BF16.
-            m_sf: the 128x4-swizzled scales as 32-bit words, None for BF16.
+            m_w: the weight as 32-bit words: [N, K / 8], [N, K / 2] for BF16, or
+                [N / 64, K * 8] for fragments.
+            m_sf: the scales as 32-bit words in the weight's layout, None for BF16.
             m_scale: global scale, FP32 [1], None for BF16.
             m_out: BF16 or FP32 [M, N], or [M, N / 2] with ``silu_mul``.
             stream: CUDA stream.

@@ -90,6 +90,14 @@ def cvt_e4m3x2_to_bf16x2(x, *, loc=None, ip=None) -> Uint32:
 
 
 @dsl_user_op
+def cvt_e4m3x2_to_f16x2(x, high: bool, *, loc=None, ip=None) -> Uint32:
+    """Two e4m3 bytes of ``x``, its low or high half, to an FP16 pair (from SM89)."""
+    half = "{_, s}" if high else "{s, _}"
+    code = f"{{.reg .b16 s; mov.b32 {half}, $1; cvt.rn.f16x2.e4m3x2 $0, s;}}"
+    return _asm_u32(code, (x,), loc, ip)
+
+
+@dsl_user_op
 def push_f32x4(pointer, values, barrier, rank, *, loc=None, ip=None) -> None:
     """Stores four FP32 values in another CTA's shared memory, asynchronously.
 

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, const_expr
 
 from . import primitives as p
-from .config import MMA_ROWS, MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec
+from .config import MMA_ROWS, MMA_TOKENS, GemvConfig, GemvSpec
 
 _QUAD = 4  # rows that one thread finishes
 
@@ -20,9 +20,10 @@ _QUAD = 4  # rows that one thread finishes
 class Reduction:
     """Partial sums, their exchange in the cluster, and the output."""
 
-    def __init__(self, spec: GemvSpec, config: GemvConfig):
+    def __init__(self, spec: GemvSpec, config: GemvConfig, weight):
         self.spec = spec
         self.config = config
+        self.weight = weight
         self.out_rows = config.rows // spec.parts
         self.quads = self.out_rows // _QUAD
         self.units = config.tokens * self.quads
@@ -151,15 +152,7 @@ class Reduction:
     ):
         """Scales, applies SiLU, rounds, and writes four rows of one token."""
         token, quad = unit // self.quads, unit % self.quads
-        per_block = SCALE_ROWS // self.out_rows
-        # Quads 0..3 of a 16-row tile are groups 0, 2, 1, 3 of the scale block.
-        group = (quad % 2) * 2 + (quad // 2) % 2
-        row = (
-            (tile // per_block) * SCALE_ROWS
-            + (tile % per_block) * (self.out_rows // 4)
-            + (quad // 4) * 4
-            + group * 32
-        )
+        row = self.weight.quad_row(tile, quad)
         rows = cute.size(m_out, mode=[1])
         values = cute.make_rmem_tensor((_QUAD,), m_out.element_type)
         for i in cutlass.range_constexpr(_QUAD):

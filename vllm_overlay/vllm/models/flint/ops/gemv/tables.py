@@ -8,24 +8,30 @@ import json
 import pathlib
 from dataclasses import dataclass, replace
 
-from .config import MMA_TOKENS, GemvConfig, GemvSpec
+from .config import MMA_TOKENS, GemvConfig, GemvSpec, Layout
 
 _TUNED = pathlib.Path(__file__).parent / "tuned"
 # Token tiles that variants are built for; M past the last takes several launches.
-TOKEN_TILES = (1, 2, 4)
-# How many tokens the GEMV takes where nothing was measured: four launches of 32 tokens
-# read less than one dequantization writes.
-DEFAULT_MAX_TOKENS = 128
+TOKEN_TILES = (1, 2, 4, 8)
+# How many tokens the GEMV takes where nothing was measured: two launches of 64 tokens
+# read less than one dequantization writes; quack's GEMM may win past one launch.
+DEFAULT_MAX_TOKENS: dict[Layout, int] = {"row_major": 128, "fragments": 64}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A weight of N rows and K columns, and what is done with it."""
+    """A weight of N rows and K columns, how it lies, and what is done with it."""
 
     n: int
     k: int
     silu_mul: bool = False
     bf16: bool = False
+    layout: Layout = "row_major"
+
+    @property
+    def dequantized(self) -> bool:
+        """Whether the GEMV's partner is dequantization and cuBLAS."""
+        return not self.bf16 and self.layout == "row_major"
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,9 @@ def load_table(name: str) -> dict[Shape, TunedShape]:
         return {}
     table = {}
     for row in json.loads(path.read_text())["shapes"]:
-        shape = Shape(row["n"], row["k"], row["silu_mul"], row["bf16"])
+        shape = Shape(
+            row["n"], row["k"], row["silu_mul"], row["bf16"], row["layout"]
+        )
         configs = [GemvConfig(**entry["config"]) for entry in row["schedules"]]
         table[shape] = TunedShape({c.nt: c for c in configs}, row["max_tokens"])
     return table

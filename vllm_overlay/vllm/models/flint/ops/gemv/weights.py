@@ -22,7 +22,7 @@ from .config import SCALE_ROWS, GemvConfig, GemvSpec
 from .decode import FORMS
 
 
-def _load(source: cute.Tensor, words: int):
+def load_words(source: cute.Tensor, words: int):
     """A streaming read-only load of ``words`` 32-bit words, not kept in L1."""
     atom = cute.make_copy_atom(
         cute.nvgpu.CopyG2ROp(),
@@ -84,7 +84,7 @@ class RowMajorWeight:
             block, i = self.tile_rows(tile, index, lane // 4)
             row = part * part_rows + block * SCALE_ROWS + i + 64 * (lane // 16)
             pair = [
-                _load(w[self._in_bounds(row + 32 * h, n), chunk, None], 4)
+                load_words(w[self._in_bounds(row + 32 * h, n), chunk, None], 4)
                 for h in range(2)
             ]
             scales = None
@@ -93,6 +93,19 @@ class RowMajorWeight:
                 scales = self._load_scales(m_sf, block, i, lane, step)
             loaded.append((*pair, scales))
         return loaded
+
+    def quad_row(self, tile, quad):
+        """First of the four output rows of a CTA's ``quad``."""
+        rows = self.config.rows // self.spec.parts
+        per_block = SCALE_ROWS // rows
+        # Quads 0..3 of a 16-row tile are groups 0, 2, 1, 3 of the scale block.
+        group = (quad % 2) * 2 + (quad // 2) % 2
+        return (
+            (tile // per_block) * SCALE_ROWS
+            + (tile % per_block) * (rows // 4)
+            + (quad // 4) * 4
+            + group * 32
+        )
 
     def _in_bounds(self, row, n):
         """Rows past N are computed from row N - 1 and never stored."""
@@ -112,7 +125,7 @@ class RowMajorWeight:
                 stride=(blocks_k * SCALE_ROWS, SCALE_ROWS, 4, 2, 1),
             ),
         )
-        return _load(sf[block, block_k, i, lane // 16, None], 2)
+        return load_words(sf[block, block_k, i, lane // 16, None], 2)
 
     def decode_step(self, loaded, lane):
         """Fragments of one step: ``[tile][product]`` is the four A registers.
