@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 
 from vllm.models.flint.ops import gemv
-from vllm.models.flint.ops.gemv.config import GemvConfig
+from vllm.models.flint.ops.gemv.config import GemvConfig, Layout
+from vllm.models.flint.ops.gemv.tables import load_table
 
 from gemvbench import sets
 from gemvbench.shapes import Layer, layers_of
-from gemvbench.table import Rows, read_results, write_table
+from gemvbench.table import read_results, write_table
 
 TUNED = Path(gemv.__path__[0]) / "tuned"
 ALL_TOKENS = [1, 2, 4, 8, 16, 32, 64, 256, 4096]
-# How many earlier schedules a sweep starts from.
-_KNOWN = 6
 PATH_TOKENS = [32, 64, 96, 128, 192, 256, 512]
 
 
@@ -38,24 +37,27 @@ def _parser() -> argparse.ArgumentParser:
 
     build = add("build", "compile variants ahead of time, without a GPU")
     build.add_argument("--arch", default="sm_90a")
-    build.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     build.add_argument("--out", type=Path, required=True, help="folder of the library")
 
     tune = add("tune", "time schedules and paths, and write JSON")
     tune.add_argument("--library", type=Path, required=True)
     tune.add_argument("--no-paths", action="store_true", help="time schedules only")
     tune.add_argument("--out", type=Path, required=True)
+    tune.add_argument("--seconds", type=float, default=3600.0, help="time limit")
     for command in (build, tune):
+        command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+        command.add_argument(
+            "--weights",
+            default="fragments",
+            choices=["fragments", "row_major", "bf16"],
+            help="what is tuned",
+        )
         command.add_argument(
             "--schedules", type=int, default=7, help="how many to try for a layer"
         )
         command.add_argument(
-            "--tiles", type=int, nargs="*", default=[1, 2, 4], help="of 8 tokens"
+            "--tiles", type=int, nargs="*", default=[1, 2, 4, 8], help="of 8 tokens"
         )
-        command.add_argument(
-            "--start", type=Path, nargs="+", default=[], help="earlier JSON of `tune`"
-        )
-        command.add_argument("--bf16", action="store_true", help="of BF16 weights")
 
     compare = add("compare", "time all contenders, print a table and write JSON")
     compare.add_argument("--library", type=Path)
@@ -77,35 +79,40 @@ def _layers(args: argparse.Namespace) -> list[Layer]:
     return list(dict.fromkeys(found))
 
 
-def _known(rows: Rows, layer: Layer, form: str) -> list[GemvConfig]:
-    """The schedules that were fastest at the most similar shape, unlike each other."""
-    mine = [
-        row
-        for row in rows
-        if "config" in row
-        and (row["k"], row["silu_mul"], row["form"]) == (layer.k, layer.silu_mul, form)
+def _known(layer: Layer, args: argparse.Namespace) -> list[GemvConfig]:
+    """Tuned schedules of the most similar shape, of this layout if there are any."""
+    wanted = layer.shape(_form(args), _layout(args))
+    table = load_table(args.table)
+    similar = [
+        shape
+        for shape in table
+        if (shape.k, shape.silu_mul, shape.bf16)
+        == (wanted.k, wanted.silu_mul, wanted.bf16)
     ]
-    if not mine:
+    if not similar:
         return []
-    n = min({row["n"] for row in mine}, key=lambda n: abs(n - layer.n))
-    m = max(row["m"] for row in mine if row["n"] == n)
-    mine = [row for row in mine if (row["n"], row["m"]) == (n, m)]
-    found: dict[tuple[int, ...], GemvConfig] = {}
-    for row in sorted(mine, key=lambda row: row["us"]):
-        config = GemvConfig(**row["config"])
-        kind = (config.row_warps, config.row_tiles, config.k_warps, config.k_ctas)
-        found.setdefault(kind, config)
-    return list(found.values())[:_KNOWN]
+    nearest = min(
+        similar, key=lambda s: (s.layout != wanted.layout, abs(s.n - wanted.n))
+    )
+    return list(table[nearest].schedules.values())
+
+
+def _form(args: argparse.Namespace) -> str:
+    return "bf16" if args.weights == "bf16" else args.form
+
+
+def _layout(args: argparse.Namespace) -> Layout:
+    return "fragments" if args.weights == "fragments" else "row_major"
 
 
 def _sweeps(args: argparse.Namespace) -> dict[Layer, list[sets.Variant]]:
-    rows = read_results(args.start)["rows"]
-    form = "bf16" if args.bf16 else args.form
+    form, layout = _form(args), _layout(args)
     found = {}
     for layer in _layers(args):
-        known = _known(rows, layer, form)
+        known = _known(layer, args)
         sweeps = (
-            sets.sweep(layer, form, nt, args.schedules, known) for nt in args.tiles
+            sets.sweep(layer, form, nt, args.schedules, known, layout)
+            for nt in args.tiles
         )
         found[layer] = list(itertools.chain(*sweeps))
     return found
@@ -124,12 +131,19 @@ def _tune(args: argparse.Namespace) -> int:
     from gemvbench.library import Library
     from gemvbench.tune import Results, time_paths, time_schedules
 
-    library, results = Library(args.library), Results(args.out)
+    library, results = Library(args.library), Results(args.out, args.seconds)
     library.offer(sets.served(args.table, args.form))
+    form, layout = _form(args), _layout(args)
+    if layout == "fragments" and not args.no_paths:
+        from gemvbench.partner import compile_tiles, time_tiles
+
+        compile_tiles(_layers(args), args.jobs)
+        time_schedules(results, library, _sweeps(args))
+        time_tiles(results, _layers(args))
+        return 0
     time_schedules(results, library, _sweeps(args))
     if not args.no_paths:
-        form = "bf16" if args.bf16 else args.form
-        tokens = [1, 8, 16, 32, 64] if args.bf16 else PATH_TOKENS
+        tokens = [1, 8, 16, 32, 64] if form == "bf16" else PATH_TOKENS
         time_paths(results, _layers(args), form, tokens)
     return 0
 

@@ -24,6 +24,7 @@ _KERNEL_SOURCES = (
     "config.py",
     "decode.py",
     "dequantize.py",
+    "fragments.py",
     "kernel.py",
     "primitives.py",
     "reduction.py",

@@ -2,11 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Other ways to run the same layers: vLLM's kernels, quack's GEMM, cuBLAS."""
 
+import functools
 from typing import Any
 
 import torch
-from vllm.models.flint.ops import dense, nvfp4_gemv
+from vllm.models.flint.ops import dense, fragments, nvfp4_gemv
 from vllm.models.flint.ops.activation import silu_and_mul
+from vllm.models.flint.ops.gemv.config import Layout
 
 from gemvbench.shapes import Layer
 from gemvbench.weights import Weight
@@ -39,18 +41,44 @@ class Contender:
 
 
 class Ours(Contender):
-    """What Flint's linear layer does: the path that its dispatch picks."""
+    """What Flint's linear layer does: the path that its dispatch picks.
+
+    On SM90 with quack the weight is in fragment order, elsewhere in ModelOpt's.
+    """
 
     name = "ours"
+    layout: Layout = "fragments" if fragments.missing_quack() is None else "row_major"
 
     def prepare(self, weight: Weight) -> None:
-        w = (weight.codes, weight.swizzled(), weight.global_scale)
         layer = self.layer
-        self._args = (*w, weight.global_scale.item(), layer.silu_mul, layer.fp32_out)
-        self._limit = nvfp4_gemv.max_tokens(layer.n, layer.k, layer.silu_mul)
+        shape = layer.shape("mul", self.layout)
+        limit = nvfp4_gemv.max_tokens(
+            shape.n, shape.k, shape.silu_mul, layout=self.layout
+        )
+        scale = weight.global_scale
+        rest = (scale, scale.item(), layer.silu_mul, layer.fp32_out, True, limit)
+        if self.layout == "fragments":
+            own = fragments.to_fragments(weight.codes, weight.scales)
+            self._call = functools.partial(self._fragments, *own, *rest)
+        else:
+            own = weight.codes, weight.swizzled()
+            self._call = functools.partial(self._rows, *own, *rest)
+
+    def _fragments(self, *args: Any) -> torch.Tensor:
+        return fragments.fragment_linear(args[-1], *args[:-1])
+
+    def _rows(self, *args: Any) -> torch.Tensor:
+        return dense.nvfp4_linear(args[-1], *args[:-1], None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return dense.nvfp4_linear(x, *self._args, True, self._limit, None)
+        return self._call(x)[:, : self.layer.n]
+
+
+class OursRowMajor(Ours):
+    """The same in ModelOpt's layout, where dequantization is the partner."""
+
+    name = "ours_row_major"
+    layout = "row_major"
 
 
 class OursBf16(Contender):
@@ -160,5 +188,5 @@ class Humming(_VllmKernel):
 
 
 CONTENDERS: dict[str, type[Contender]] = {
-    c.name: c for c in (Ours, OursBf16, Cublas, Quack, Marlin, Humming)
+    c.name: c for c in (Ours, OursRowMajor, OursBf16, Cublas, Quack, Marlin, Humming)
 }

@@ -3,18 +3,18 @@
 """Which variants tests, sweeps and comparisons need."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from vllm.models.flint.ops.gemv.config import SCALE_ROWS, GemvConfig, GemvSpec
+from vllm.models.flint.ops.gemv.config import SCALE_ROWS, GemvConfig, GemvSpec, Layout
 from vllm.models.flint.ops.gemv.tables import (
-    TOKEN_TILES,
-    Shape,
     candidates,
     default_config,
     estimated_cost,
     load_table,
+    token_tiles,
 )
 
 from gemvbench.shapes import Layer, layers_of
@@ -40,54 +40,102 @@ TEST_SHAPES = [
     (96, 128, False),
     (4096, 2048, True),
 ]
+# The same for fragments: whole blocks, and no SiLU over part of a 128-row block.
+FRAGMENT_SHAPES = [
+    (128, 64, False),
+    (256, 128, False),
+    (384, 192, False),
+    (256, 512, True),
+    (640, 2048, False),
+]
 
 
-def spec_of(layer: Layer, form: str, pdl: bool = True) -> GemvSpec:
+def spec_of(
+    layer: Layer, form: str, pdl: bool = True, layout: Layout = "row_major"
+) -> GemvSpec:
     """What the overlay compiles for a layer."""
-    width = layer.n // 2 if layer.silu_mul else layer.n
-    return GemvSpec(
-        layer.k, form, layer.silu_mul, layer.fp32_out, width % SCALE_ROWS == 0, pdl
-    )
+    shape = layer.shape(form, layout)
+    width = shape.n // 2 if shape.silu_mul else shape.n
+    full = width % SCALE_ROWS == 0
+    return GemvSpec(shape.k, form, layer.silu_mul, layer.fp32_out, full, pdl, layout)
 
 
-def chosen(layer: Layer, form: str, table: str, pdl: bool = True) -> list[Variant]:
+def chosen(
+    layer: Layer,
+    form: str,
+    table: str,
+    pdl: bool = True,
+    layout: Layout = "row_major",
+) -> list[Variant]:
     """What the overlay picks for a layer: by a tuned table, else by its rule."""
-    spec = spec_of(layer, form, pdl)
-    shape = Shape(layer.n, layer.k, layer.silu_mul, spec.is_bf16)
+    spec = spec_of(layer, form, pdl, layout)
+    shape = layer.shape(form, layout)
     entry = load_table(table).get(shape)
     found: list[Variant] = []
-    for nt in TOKEN_TILES:
+    for nt in token_tiles(spec, entry):
         config = None if entry is None else entry.schedules.get(nt)
         if config is None or config.why_not(spec) is not None:
-            config = default_config(spec, layer.n, nt, SMS)
+            config = default_config(spec, shape.n, nt, SMS)
         found.append((spec, config))
-    if not spec.is_bf16:
+    if shape.dequantized:
         found.append((layer.k, form))
     return found
+
+
+def _kinds(form: str) -> list[tuple[str, Layout]]:
+    """Decode forms with the layouts that the overlay may read."""
+    kinds: list[tuple[str, Layout]] = [(form, "row_major"), ("bf16", "row_major")]
+    return [*kinds, (form, "fragments")] if form == "mul" else kinds
 
 
 def served(table: str, form: str) -> list[Variant]:
     """Every variant that Flint may launch at TP 1 and 2."""
     layers = layers_of(1) + layers_of(2)
-    found = [chosen(layer, f, table) for layer in layers for f in (form, "bf16")]
+    found = [
+        chosen(layer, f, table, layout=layout)
+        for layer in layers
+        for f, layout in _kinds(form)
+    ]
     return list(dict.fromkeys(itertools.chain(*found)))
 
 
 def tested(table: str, form: str) -> list[Variant]:
     """What tests/gpu launches besides."""
     found: list[Variant] = []
-    for n, k, silu in TEST_SHAPES:
-        for f in (form, "bf16"):
-            found += chosen(Layer(n, k, silu), f, table)
-    for n, k, silu in ((640, 2048, False), (512, 2048, True), (256, 32, False)):
-        for f in (form, "bf16"):
-            found += chosen(Layer(n, k, silu), f, table, pdl=False)
-            found += chosen(Layer(n, k, silu, fp32_out=True), f, table)
+    for f, layout in _kinds(form):
+        fragments = layout == "fragments"
+        for n, k, silu in FRAGMENT_SHAPES if fragments else TEST_SHAPES:
+            found += chosen(Layer(n, k, silu), f, table, layout=layout)
+        odd = (256, 128, False) if fragments else (512, 2048, True)
+        for n, k, silu in ((640, 2048, False), odd):
+            layer, head = Layer(n, k, silu), Layer(n, k, silu, fp32_out=True)
+            found += chosen(layer, f, table, pdl=False, layout=layout)
+            found += chosen(head, f, table, layout=layout)
+    # Every code times every scale.
+    found += chosen(Layer(256, 32, fp32_out=True), form, table)
     return list(dict.fromkeys(found))
 
 
+def _unlike(known: Iterable[GemvConfig]) -> Iterator[GemvConfig]:
+    """Schedules like the known ones, with other splits of K and steps in flight."""
+    for config in known:
+        yield config
+    for config in known:
+        for k_ctas in (config.k_ctas * 2, config.k_ctas // 2):
+            if k_ctas in (1, 2, 4, 8):
+                yield replace(config, k_ctas=k_ctas)
+        yield replace(config, early=0)
+        yield replace(config, depth=config.depth + 1)
+        yield replace(config, depth=config.depth + 2)
+
+
 def sweep(
-    layer: Layer, form: str, nt: int, limit: int, known: Iterable[GemvConfig]
+    layer: Layer,
+    form: str,
+    nt: int,
+    limit: int,
+    known: Sequence[GemvConfig],
+    layout: Layout = "row_major",
 ) -> Iterator[Variant]:
     """At most `limit` schedules for a layer: known good ones first, then likely ones.
 
@@ -96,15 +144,19 @@ def sweep(
         form: Decode form, or bf16.
         nt: Tiles of 8 tokens.
         limit: How many to give.
-        known: Schedules that were fast before, at any `nt`.
+        known: Schedules that were fast before, at any `nt`; those of the nearest `nt`
+            come first.
+        layout: Of the weight.
     """
-    spec = spec_of(layer, form)
+    spec = spec_of(layer, form, layout=layout)
+    n = layer.shape(form, layout).n
     likely = sorted(
-        candidates(spec, layer.n, nt, SMS),
-        key=lambda config: estimated_cost(config, spec, layer.n, SMS),
+        candidates(spec, n, nt, SMS),
+        key=lambda config: estimated_cost(config, spec, n, SMS),
     )
-    options = [replace(config, nt=nt) for config in known]
-    options += [default_config(spec, layer.n, nt, SMS), *likely]
-    usable = (c for c in dict.fromkeys(options) if c.why_not(spec) is None)
+    near = sorted(known, key=lambda config: abs(math.log2(config.nt / nt)))
+    options = [replace(config, nt=nt) for config in near]
+    options = [*options[:2], default_config(spec, n, nt, SMS), *_unlike(options)]
+    usable = (c for c in dict.fromkeys([*options, *likely]) if c.why_not(spec) is None)
     for config in itertools.islice(usable, limit):
         yield spec, config

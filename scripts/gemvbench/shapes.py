@@ -4,7 +4,12 @@
 
 from dataclasses import dataclass
 
+from vllm.models.flint.ops.gemv.config import SCALE_ROWS, Layout
+from vllm.models.flint.ops.gemv.tables import Shape
+
 HIDDEN = 2048
+# Rows and width of a block of fragments.
+GROUP = 64
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,13 @@ class Layer:
     k: int
     silu_mul: bool = False
     fp32_out: bool = False
+
+    def shape(self, form: str, layout: Layout) -> Shape:
+        """What a tuned table calls it; fragments are padded to whole blocks."""
+        n, k = self.n, self.k
+        if layout == "fragments":
+            n, k = -(-n // SCALE_ROWS) * SCALE_ROWS, -(-k // GROUP) * GROUP
+        return Shape(n, k, self.silu_mul, form == "bf16", layout)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,8 @@
 
 import collections
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def read_results(paths: Iterable[Path]) -> dict[str, Any]:
     return merged
 
 
-def _shape(row: dict[str, Any]) -> tuple[int, int, bool, bool]:
-    return row["n"], row["k"], row["silu_mul"], row["form"] == "bf16"
+def _shape(row: dict[str, Any]) -> tables.Shape:
+    n, k, silu_mul = row["n"], row["k"], row["silu_mul"]
+    return tables.Shape(n, k, silu_mul, row["form"] == "bf16", row["layout"])
 
 
 def fastest(rows: Rows) -> list[dict[str, Any]]:
@@ -52,14 +54,34 @@ def fastest(rows: Rows) -> list[dict[str, Any]]:
     return found
 
 
-def limit_of(rows: Rows, bf16: bool) -> tuple[int, dict[str, dict[str, float]]]:
+def fastest_tiles(rows: Rows) -> list[dict[str, Any]]:
+    """The partner's fastest tiles at each count of tokens."""
+    by_m: dict[int, Rows] = collections.defaultdict(list)
+    for row in rows:
+        by_m[row["m"]].append(row)
+    best = [min(by_m[m], key=lambda row: row["us"]) for m in sorted(by_m)]
+    return [{key: row[key] for key in ("m", "tiles", "us")} for row in best]
+
+
+def _paths(
+    schedules: list[dict[str, Any]], tiles: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of both paths from what was timed of each alone."""
+    for schedule in schedules:
+        for m, us in schedule["us"].items():
+            yield {"m": int(m), "path": GEMV, "us": us}
+    for entry in tiles:
+        yield {"m": entry["m"], "path": PARTNER, "us": entry["us"]}
+
+
+def limit_of(rows: Iterable[dict[str, Any]], untuned: int) -> tuple[int, dict]:
     """Up to how many tokens the GEMV is no slower than its partner, and the times."""
     by_m: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for row in rows:
         by_m[row["m"]][row["path"]] = row["us"]
     both = {m: t for m, t in sorted(by_m.items()) if len(t) == 2}
     if not both:
-        return (0 if bf16 else tables.DEFAULT_MAX_TOKENS), {}
+        return untuned, {}
     limit = 0
     for m, times in both.items():
         if times[GEMV] > times[PARTNER]:
@@ -70,25 +92,20 @@ def limit_of(rows: Rows, bf16: bool) -> tuple[int, dict[str, dict[str, float]]]:
 
 def make_table(results: dict[str, Any]) -> dict[str, Any]:
     """The content of a tuned table."""
-    sweeps: dict[tuple, Rows] = collections.defaultdict(list)
-    paths: dict[tuple, Rows] = collections.defaultdict(list)
+    kinds: dict[str, dict[tables.Shape, Rows]] = {
+        kind: collections.defaultdict(list) for kind in ("config", "tiles", "path")
+    }
     for row in results["rows"]:
-        (paths if "path" in row else sweeps)[_shape(row)].append(row)
+        kind = next(kind for kind in kinds if kind in row)
+        kinds[kind][_shape(row)].append(row)
     shapes = []
-    for shape, rows in sorted(sweeps.items()):
-        n, k, silu_mul, bf16 = shape
-        limit, measured = limit_of(paths[shape], bf16)
-        shapes.append(
-            {
-                "n": n,
-                "k": k,
-                "silu_mul": silu_mul,
-                "bf16": bf16,
-                "max_tokens": limit,
-                "schedules": fastest(rows),
-                "paths_us": measured,
-            }
-        )
+    for shape, rows in sorted(kinds["config"].items(), key=lambda s: astuple(s[0])):
+        schedules, tiles = fastest(rows), fastest_tiles(kinds["tiles"][shape])
+        paths = kinds["path"][shape] or list(_paths(schedules, tiles))
+        untuned = 0 if shape.bf16 else tables.DEFAULT_MAX_TOKENS[shape.layout]
+        limit, measured = limit_of(paths, untuned)
+        entry = asdict(shape) | {"max_tokens": limit, "schedules": schedules}
+        shapes.append(entry | {"gemm_tiles": tiles, "paths_us": measured})
     return {
         "gpu": results["gpu"],
         "copy_tb_s": results["copy_tb_s"],
@@ -97,9 +114,32 @@ def make_table(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _with_kept(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Adds the shapes that only the table at `path` has, of the same GPU.
+
+    Raises:
+        ValueError: If that table is of another GPU.
+    """
+    if not path.exists():
+        return table
+    old = json.loads(path.read_text())
+    if old["gpu"] != table["gpu"]:
+        raise ValueError(f"{path} is of a {old['gpu']}, not of a {table['gpu']}")
+    names = [field.name for field in fields(tables.Shape)]
+
+    def key(row: dict[str, Any]) -> tuple:
+        return tuple(row[name] for name in names)
+
+    rows = {key(row): row for row in [*old["shapes"], *table["shapes"]]}
+    return table | {"shapes": [rows[k] for k in sorted(rows)]}
+
+
 def write_table(results: dict[str, Any], path: Path) -> int:
-    """Writes the tuned table, whole or not at all; returns how many shapes it has."""
-    table = make_table(results)
+    """Writes the tuned table, whole or not at all; returns how many shapes it has.
+
+    Shapes that these results lack stay as they are.
+    """
+    table = _with_kept(make_table(results), path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     try:

@@ -2,8 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """What is chosen and refused, and why, without a GPU."""
 
+import itertools
 import json
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from vllm.model_executor.kernels import linear as registry
 from vllm.model_executor.kernels.linear import init_nvfp4_linear_kernel
-from vllm.models.flint.ops import linear, nvfp4_gemv
+from vllm.models.flint.ops import fragments, linear, nvfp4_gemv
 from vllm.models.flint.ops.gemv import tables, variants
 from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
 from vllm.platforms import PlatformEnum
@@ -75,21 +77,20 @@ def test_tuned_table_fits_its_shapes(h200: None) -> None:
     assert len(entries) >= 9
     for shape, entry in entries.items():
         assert entry.schedules
-        assert nvfp4_gemv.tuned(shape.n, shape.k, shape.silu_mul, shape.bf16) == (
-            entry.max_tokens > 0
-        )
+        assert nvfp4_gemv.tuned(*astuple(shape)) == (entry.max_tokens > 0)
     for spec, config in sets.served("sm90", "mul") + sets.tested("sm90", "mul"):
         if isinstance(config, GemvConfig):
             assert config.why_not(spec) is None
 
 
 @pytest.mark.parametrize("k", [32, 64, 128, 2048, 4096, 6144, 16384])
-@pytest.mark.parametrize("nt", [1, 2, 4])
 @pytest.mark.parametrize("silu_mul", [False, True])
-def test_every_shape_has_a_schedule(k: int, nt: int, silu_mul: bool) -> None:
+def test_every_shape_has_a_schedule(k: int, silu_mul: bool) -> None:
     """Small N, which no cluster fills, and K too long for one CTA's shared memory."""
     spec = GemvSpec(k, "mul", silu_mul=silu_mul)
-    for n in (16, 256, 2048, 12288):
+    tiles = tables.token_tiles(spec, None)
+    assert tiles == ((1, 2, 4) if k == 16384 else (1, 2, 4, 8))
+    for n, nt in itertools.product((16, 256, 2048, 12288), tiles):
         config = tables.default_config(spec, n, nt, 132)
         assert config.why_not(spec) is None
 
@@ -103,12 +104,105 @@ def test_pick_nt(h200: None) -> None:
     assert nvfp4_gemv.max_tokens(5121, 2048, bf16=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("capability", "quack", "layout"),
+    [
+        (90, None, "fragments"),
+        (90, "quack-kernels 0.6.5 is needed, found 0.7.0", "row_major"),
+        (100, None, "row_major"),
+        (120, None, "row_major"),
+    ],
+)
+def test_layout_by_capability(
+    monkeypatch: pytest.MonkeyPatch, capability: int, quack: str | None, layout: str
+) -> None:
+    """Only SM90 takes quack's layout; without quack one line says why."""
+    said: list[tuple[str, ...]] = []
+    module = registry.nvfp4.flint_gemv
+    monkeypatch.setattr(module, "_capability", lambda: capability)
+    monkeypatch.setattr(module.fragments, "missing_quack", lambda: quack)
+    monkeypatch.setattr(module.logger, "warning_once", lambda *args: said.append(args))
+    assert module._layout() == layout
+    assert [args[1] for args in said] == ([] if quack is None else [quack])
+
+
+def test_other_quack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = fragments.importlib.metadata
+    fragments.missing_quack.cache_clear()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.7.0")
+    try:
+        assert "0.6.5 is needed, found 0.7.0" in (fragments.missing_quack() or "")
+    finally:
+        fragments.missing_quack.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("weight", "scales", "reason"),
+    [
+        ((1, 1, 128, 16), (1, 1, 32, 4, 2), "multiple of 128"),
+        ((2, 1, 128, 8), (2, 1, 32, 4, 2), "weight must be"),
+        ((2, 1, 128, 16), (2, 1, 32, 8), "weight_scale must be"),
+    ],
+)
+def test_bad_fragments(
+    h200: None, weight: tuple[int, ...], scales: tuple[int, ...], reason: str
+) -> None:
+    tensors = (torch.zeros(shape, dtype=torch.uint8) for shape in (weight, scales))
+    with pytest.raises(ValueError, match=reason):
+        nvfp4_gemv.fragment_gemv(torch.zeros(1, 64).bfloat16(), *tensors, torch.ones(1))
+
+
+def test_table_of_fragments(tmp_path: Path) -> None:
+    """The partner's tiles decide where the GEMV ends; other shapes are kept."""
+    shape = {"n": 128, "k": 128, "silu_mul": False, "form": "mul"}
+    shape["layout"] = "fragments"
+    small, large = ({"tile_m": 64, "tile_n": n, "split_k": 1} for n in (16, 64))
+    rows = [
+        shape | {"m": m, "us": us, "config": vars(GemvConfig(nt, 4, 1, 1, 1, 1))}
+        for nt, m, us in ((1, 8, 1.0), (2, 16, 2.0), (4, 32, 4.0))
+    ]
+    rows += [
+        shape | {"m": m, "us": us, "tiles": tiles}
+        for m, tiles, us in (
+            (8, small, 3.0),
+            (16, small, 3.5),
+            (16, large, 3.0),
+            (32, small, 3.9),
+            (64, large, 5.0),
+        )
+    ]
+    path = tmp_path / "sm90.json"
+    assert table.write_table({"gpu": "G", "copy_tb_s": 1.0, "rows": rows}, path) == 1
+    moved = [row | {"n": 256} for row in rows]
+    table.write_table({"gpu": "G", "copy_tb_s": 1.0, "rows": moved}, path)
+    written = json.loads(path.read_text())["shapes"]
+    assert [row["n"] for row in written] == [128, 256]
+    for row in written:
+        assert row["max_tokens"] == 16
+        found = [(entry["m"], entry["tiles"]) for entry in row["gemm_tiles"]]
+        assert found == [(8, small), (16, large), (32, small), (64, large)]
+    other = {"gpu": "H", "copy_tb_s": 1.0, "rows": rows}
+    with pytest.raises(ValueError, match="is of a G"):
+        table.write_table(other, path)
+
+
+def test_measured_tiles(monkeypatch: pytest.MonkeyPatch, h200: None) -> None:
+    """The smallest measured count that covers the tokens; the last one past all."""
+    tiles = {m: tables.GemmTiles(128, m, 1) for m in (16, 64, 256)}
+    shape = tables.Shape(128, 64, layout="fragments")
+    entry = tables.TunedShape({}, 8, tiles)
+    monkeypatch.setattr(nvfp4_gemv, "load_table", lambda name: {shape: entry})
+    picked = [fragments.measured_tiles(shape, m) for m in (9, 16, 17, 256, 257, 16384)]
+    assert [t.tile_n for t in picked if t] == [16, 16, 64, 256, 256, 256]
+    assert fragments.measured_tiles(tables.Shape(256, 64), 9) is None
+
+
 def test_table_keeps_the_fastest_and_the_limit(tmp_path: Path) -> None:
     """Hand-made times: the second schedule wins, the partner does from 64 tokens on."""
 
     def row(m: int, us: float, **more) -> dict:
         shape = {"n": 64, "k": 128, "silu_mul": False, "form": "mul"}
-        return shape | {"m": m, "us": us} | more
+        return shape | {"layout": "row_major", "m": m, "us": us} | more
 
     first = vars(GemvConfig(1, 4, 1, 1, 1, 1))
     second = vars(GemvConfig(1, 2, 1, 1, 1, 1))

@@ -80,7 +80,6 @@ class QuantizedLinear:
             draw(0, 256, n, k // 2), draw(0x28, 0x60, n, k // 16), global_scale
         )
 
-
     def fragments(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes and scales in the order of quack's GEMM; N is a multiple of 64."""
         n, half_k = self.codes.shape

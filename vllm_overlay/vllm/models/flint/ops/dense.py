@@ -2,10 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Dense linears for any number of tokens: the GEMV, or its partner on the same bytes.
 
-The partner of an NVFP4 weight is FlashInfer's W4A16 GEMM where its layout is the one
-that the GEMV reads (SM100), else exact dequantization into a temporary BF16 weight and
-cuBLAS. There the global scale is the GEMM's alpha: it multiplies the FP32 accumulator
-before the only rounding.
+The partner of an NVFP4 weight in ModelOpt's layout is FlashInfer's W4A16 GEMM where its
+layout is the one that the GEMV reads (SM100), else exact dequantization into a
+temporary BF16 weight and cuBLAS. There the global scale is the GEMM's alpha: it
+multiplies the FP32 accumulator before the only rounding. ``fragments`` has the layout
+and the partner that SM90 takes where quack is installed.
 
 The temporary comes from the caching allocator at every call, which is right on any
 stream (vLLM may run shared experts beside the routed ones) and is seen when vLLM
@@ -18,15 +19,12 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
-from vllm.logger import init_logger
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from .activation import silu_and_mul
 from .gemv.config import SCALE_ROWS
-from .gemv.variants import compiled_here
+from .gemv.variants import report_compilation
 from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv
-
-logger = init_logger(__name__)
 
 # How much of a weight is dequantized at a time: all of it, but for a head.
 _TEMPORARY_BYTES = 64 << 20
@@ -128,12 +126,6 @@ def _fp32_split_k() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
-def _report_compilation() -> None:
-    """Says once, at the first launch, what start-up compiled."""
-    count, seconds = compiled_here()
-    logger.info_once("Flint compiled %d GEMV variants in %.1f s", count, seconds)
-
-
 def _nvfp4_linear_op(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -146,7 +138,7 @@ def _nvfp4_linear_op(
     max_gemv_tokens: int,
     partner_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    _report_compilation()
+    report_compilation()
     return nvfp4_linear(
         x,
         weight,
@@ -185,7 +177,7 @@ def _bf16_linear_op(
     pdl: bool,
     max_gemv_tokens: int,
 ) -> torch.Tensor:
-    _report_compilation()
+    report_compilation()
     return bf16_linear(x, weight, silu_mul, pdl, max_gemv_tokens)
 
 

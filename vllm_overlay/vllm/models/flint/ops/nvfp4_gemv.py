@@ -18,12 +18,13 @@ from vllm.platforms import current_platform
 from .gemv.config import MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec, Layout
 from .gemv.tables import (
     DEFAULT_MAX_TOKENS,
-    TOKEN_TILES,
+    GemmTiles,
     Shape,
     TunedShape,
     default_config,
     family,
     load_table,
+    token_tiles,
 )
 from .gemv.variants import dequantize_variant, gemv_variant
 
@@ -199,6 +200,12 @@ def max_tokens(
     return 0 if bf16 else DEFAULT_MAX_TOKENS[layout]
 
 
+def gemm_tiles(shape: Shape) -> dict[int, GemmTiles]:
+    """The partner's measured tiles; see ``TunedShape``."""
+    entry = _measured(shape)
+    return {} if entry is None else entry.gemm_tiles
+
+
 def warmup(
     n: int, k: int, silu_mul: bool = False, pdl: bool = True, bf16: bool = False
 ) -> None:
@@ -209,7 +216,7 @@ def warmup(
 def warmup_for(shape: Shape, pdl: bool, out_dtype: torch.dtype) -> None:
     """``warmup`` for a layout and an output type; nothing is launched."""
     spec = _spec(shape, pdl, out_dtype)
-    for nt in _token_tiles(shape):
+    for nt in token_tiles(spec, _measured(shape)):
         gemv_variant(spec, _config(spec, shape, nt))
     if shape.dequantized:
         dequantize_variant(shape.k, spec.form)
@@ -277,7 +284,8 @@ def _run(
     if out.numel() == 0:
         return out
     x = _with_aligned_rows(x)
-    spec, tiles = _spec(shape, pdl, out_dtype), _token_tiles(shape)
+    spec = _spec(shape, pdl, out_dtype)
+    tiles = token_tiles(spec, _measured(shape))
     most = MMA_TOKENS * tiles[-1]
     for part, result in zip(x.split(most), out.split(most), strict=True):
         nt = next(t for t in tiles if part.shape[0] <= MMA_TOKENS * t)
@@ -317,13 +325,6 @@ def _decode_form() -> str:
 
 def _measured(shape: Shape) -> TunedShape | None:
     return load_table(family(_device()[0])).get(shape)
-
-
-@functools.cache
-def _token_tiles(shape: Shape) -> tuple[int, ...]:
-    """Counts of 8-token tiles that a launch may have: the measured ones, if any."""
-    entry = _measured(shape)
-    return TOKEN_TILES if entry is None else tuple(sorted(entry.schedules))
 
 
 @functools.cache

@@ -4,18 +4,26 @@
 
 import torch
 
+from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.utils.nvfp4_utils import (
     pad_nvfp4_weight_for_cutlass,
     swizzle_blockscale,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.models.flint.ops import dense  # noqa: F401  registers the operators
+from vllm.models.flint.ops import (
+    dense,  # noqa: F401  registers the operators
+    fragments,
+)
+from vllm.models.flint.ops.gemv.config import Layout
+from vllm.models.flint.ops.gemv.tables import Shape
 from vllm.models.flint.ops.gemv.variants import missing_compiler
 from vllm.models.flint.ops.nvfp4_gemv import max_tokens, tuned, warmup_for
 from vllm.platforms import current_platform
 from vllm.utils.flashinfer import flashinfer_prepare_bf16_fp4_weights
 
 from .flashinfer import FlashInferCuteDslNvFp4W4A16LinearKernel
+
+logger = init_logger(__name__)
 
 # Compute capabilities whose FlashInfer GEMM reads the bytes that the GEMV reads.
 _FLASHINFER_PARTNER = (100, 103)
@@ -26,7 +34,8 @@ _ALIGNMENT = 64
 class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
     """BF16 x NVFP4: a GEMV for few tokens, a partner GEMM on the same bytes for more.
 
-    Weights keep the ModelOpt layout, with block scales in the 128x4 swizzle. A
+    On SM90 weights take the order of quack's GEMM where quack is installed; otherwise
+    they keep the ModelOpt layout, with block scales in the 128x4 swizzle. A
     language-model head gives FP32 logits.
     """
 
@@ -52,35 +61,53 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Pad and swizzle the weight, and compile what it may launch."""
-        weight, padding = pad_nvfp4_weight_for_cutlass(
-            layer.weight.data, alignment=_ALIGNMENT
-        )
-        scale = swizzle_blockscale(layer.weight_scale.data)
+        """Bring the weight into its layout, and compile what it may launch."""
+        layer.flint_layout = _layout()
         global_scale = layer.weight_global_scale.data.reshape(1)
+        weight, scale = layer.weight.data, layer.weight_scale.data
         layer.flint_partner_scale = None
-        capability = current_platform.get_device_capability()
-        assert capability is not None
-        if capability.to_int() in _FLASHINFER_PARTNER:
-            layer.flint_partner_scale = _flashinfer_view(weight, scale, global_scale)
+        if layer.flint_layout == "fragments":
+            weight, scale = fragments.to_fragments(weight, scale)
+            n, k = 64 * weight.shape[0], 64 * weight.shape[1]
+        else:
+            weight, _ = pad_nvfp4_weight_for_cutlass(weight, alignment=_ALIGNMENT)
+            scale = swizzle_blockscale(scale)
+            n, k = weight.shape[0], 2 * weight.shape[1]
+            if _capability() in _FLASHINFER_PARTNER:
+                layer.flint_partner_scale = _flashinfer_view(
+                    weight, scale, global_scale
+                )
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
         layer.weight_global_scale = torch.nn.Parameter(
             global_scale, requires_grad=False
         )
-        layer.flint_padding = 2 * padding
+        layer.flint_rows = n
+        layer.flint_padding = k - layer.input_size_per_partition
         layer.flint_alpha = global_scale.item()
         layer.flint_fp32_out = isinstance(layer, ParallelLMHead)
-        n, k = weight.shape[0], 2 * weight.shape[1]
-        dtype = torch.float32 if layer.flint_fp32_out else torch.bfloat16
         # Plain numbers: torch.compile cannot trace the look-up.
-        layer.flint_max_tokens = max_tokens(n, k)
-        layer.flint_max_tokens_silu = (
-            max_tokens(n, k, silu_mul=True) if tuned(n, k, silu_mul=True) else None
-        )
-        warmup_for(n, k, False, self.pdl, False, dtype)
-        if layer.flint_max_tokens_silu is not None:
-            warmup_for(n, k, True, self.pdl, False, torch.bfloat16)
+        layer.flint_max_tokens = max_tokens(n, k, layout=layer.flint_layout)
+        self._compile(layer, Shape(n, k, layout=layer.flint_layout))
+        layer.flint_max_tokens_silu = None
+        if tuned(n, k, silu_mul=True, layout=layer.flint_layout):
+            layer.flint_max_tokens_silu = max_tokens(
+                n, k, silu_mul=True, layout=layer.flint_layout
+            )
+            self._compile(layer, Shape(n, k, True, layout=layer.flint_layout))
+
+    def _compile(self, layer: torch.nn.Module, shape: Shape) -> None:
+        dtype = torch.float32 if layer.flint_fp32_out else torch.bfloat16
+        warmup_for(shape, self.pdl, dtype)
+        if shape.layout == "fragments":
+            fragments.compile_partner(
+                layer.weight,
+                layer.weight_scale,
+                layer.flint_alpha,
+                shape.silu_mul,
+                dtype,
+                self.pdl,
+            )
 
     def apply_weights(
         self,
@@ -99,7 +126,7 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         self, layer: torch.nn.Module, x: torch.Tensor
     ) -> torch.Tensor | None:
         """Map [..., K] to silu(gate) * up, or None where that is not tuned."""
-        n = layer.weight.shape[0]
+        n = layer.flint_rows
         if n != layer.output_size_per_partition or layer.flint_max_tokens_silu is None:
             return None
         out = self._linear(layer, x, silu_mul=True)
@@ -113,8 +140,7 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         rows = x.reshape(-1, x.shape[-1])
         if layer.flint_padding:
             rows = torch.nn.functional.pad(rows, (0, layer.flint_padding))
-        limit = layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens
-        return torch.ops.vllm.flint_nvfp4_linear(
+        args = (
             rows,
             layer.weight,
             layer.weight_scale,
@@ -123,9 +149,30 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
             silu_mul,
             layer.flint_fp32_out,
             self.pdl,
-            limit,
-            layer.flint_partner_scale,
+            layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens,
         )
+        if layer.flint_layout == "fragments":
+            return torch.ops.vllm.flint_fragment_linear(*args)
+        return torch.ops.vllm.flint_nvfp4_linear(*args, layer.flint_partner_scale)
+
+
+def _capability() -> int:
+    capability = current_platform.get_device_capability()
+    assert capability is not None
+    return capability.to_int()
+
+
+def _layout() -> Layout:
+    """The one place that chooses how weights lie, and so which GEMM reads them."""
+    if _capability() != 90:
+        return "row_major"
+    reason = fragments.missing_quack()
+    if reason is None:
+        return "fragments"
+    logger.warning_once(
+        "Flint's NVFP4 linears dequantize their weights at larger batches: %s", reason
+    )
+    return "row_major"
 
 
 def _flashinfer_view(

@@ -130,11 +130,23 @@ class GemvConfig:
         """FP32 values between two tokens of partial sums, conflict free."""
         return self.rows + 4
 
-    def shared_bytes(self, spec: GemvSpec) -> int:
+    @property
+    def partial_over_x(self) -> bool:
+        """Whether partial sums take the place of x, which is large at many tokens."""
+        return self.nt >= 8
+
+    def partial_bytes(self) -> int:
+        return 4 * self.k_warps * self.tokens * self.partial_stride
+
+    def staged_bytes(self, spec: GemvSpec) -> int:
+        """What x takes, with the partial sums where these take its place."""
         x = self.tokens * self.x_stride(spec)
-        partial = 4 * self.k_warps * self.tokens * self.partial_stride
+        return max(x, self.partial_bytes()) if self.partial_over_x else x
+
+    def shared_bytes(self, spec: GemvSpec) -> int:
+        partial = 0 if self.partial_over_x else self.partial_bytes()
         exchange = 4 * self.tokens * self.rows + 16 if self.k_ctas > 1 else 0
-        return x + partial + exchange
+        return self.staged_bytes(spec) + partial + exchange
 
     def why_not(self, spec: GemvSpec) -> str | None:
         """Why this schedule cannot compute ``spec``, or None."""

@@ -111,8 +111,16 @@ class GemvKernel:
         k_warp = Int32(warp // config.row_warps)
 
         smem = cutlass.memory.SmemAllocator()
-        s_x = smem.allocate_tensor(Uint32, self.activations.layout(), 16)
-        s_partial = smem.allocate_tensor(Float32, self.reduction.partial_layout(), 16)
+        staged = smem.allocate_array(
+            Uint32, config.staged_bytes(spec) // 4, byte_alignment=16
+        )
+        s_x = cute.make_tensor(staged, self.activations.layout())
+        partial_layout = self.reduction.partial_layout()
+        if const_expr(config.partial_over_x):
+            over_x = cute.recast_ptr(staged, dtype=Float32)
+            s_partial = cute.make_tensor(over_x, partial_layout)
+        else:
+            s_partial = smem.allocate_tensor(Float32, partial_layout, 16)
         s_exchange = barrier = None
         if const_expr(config.k_ctas > 1):
             s_exchange = smem.allocate_tensor(
@@ -159,6 +167,8 @@ class GemvKernel:
                     )
             self.multiply(acc, fragments.pop(s), s_x, lane, k_warp * self.steps + s)
 
+        if const_expr(config.partial_over_x):
+            cute.arch.sync_threads()
         self.reduction.store_partial(acc, s_partial, lane, row_warp, k_warp)
         cute.arch.sync_threads()
         self.reduction.finish(

@@ -35,17 +35,29 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class GemmTiles:
+    """Tiles of the partner GEMM: weight rows, tokens, and parts along K."""
+
+    tile_m: int
+    tile_n: int
+    split_k: int
+
+
+@dataclass(frozen=True)
 class TunedShape:
     """What was measured for one shape.
 
     Attributes:
         schedules: the fastest schedule of each count of 8-token tiles.
         max_tokens: up to how many tokens the GEMV beats what else reads these bytes.
+        gemm_tiles: the partner's fastest tiles, by up to how many tokens; the last ones
+            serve all larger counts. Empty where the partner has no choice.
 
     """
 
     schedules: dict[int, GemvConfig]
     max_tokens: int
+    gemm_tiles: dict[int, GemmTiles]
 
     def pick(self, m: int) -> int | None:
         """Smallest tuned count of tiles that covers ``m`` tokens, if it is fastest."""
@@ -67,11 +79,11 @@ def load_table(name: str) -> dict[Shape, TunedShape]:
         return {}
     table = {}
     for row in json.loads(path.read_text())["shapes"]:
-        shape = Shape(
-            row["n"], row["k"], row["silu_mul"], row["bf16"], row["layout"]
-        )
+        shape = Shape(row["n"], row["k"], row["silu_mul"], row["bf16"], row["layout"])
         configs = [GemvConfig(**entry["config"]) for entry in row["schedules"]]
-        table[shape] = TunedShape({c.nt: c for c in configs}, row["max_tokens"])
+        tiles = {e["m"]: GemmTiles(**e["tiles"]) for e in row["gemm_tiles"]}
+        schedules = {config.nt: config for config in configs}
+        table[shape] = TunedShape(schedules, row["max_tokens"], tiles)
     return table
 
 
@@ -113,18 +125,29 @@ def estimated_cost(config: GemvConfig, spec: GemvSpec, n: int, sms: int) -> floa
 
 @functools.cache
 def default_config(spec: GemvSpec, n: int, nt: int, sms: int) -> GemvConfig:
-    """A schedule for a shape that no table covers; always exists.
+    """A schedule for a shape that no table covers; exists for all ``token_tiles``.
 
     Early decoding is left out: it pays only where measured.
     """
     options = [c for c in candidates(spec, n, nt, sms) if c.early == 0]
     if options:
         return min(options, key=lambda c: estimated_cost(c, spec, n, sms))
-    # A short K has no step for every warp; a long one needs a cluster to hold x.
-    small = [
+    small = _small_configs(spec, nt)[0]
+    return replace(small, depth=min(4, small.steps(spec)))
+
+
+def _small_configs(spec: GemvSpec, nt: int) -> list[GemvConfig]:
+    """A short K has no step for every warp; a long one needs a cluster to hold x."""
+    return [
         config
         for k_ctas in (1, 2, 4, 8)
         for rows, k_warps in ((2, 4), (2, 2), (2, 1), (4, 4))
         if (config := GemvConfig(nt, rows, 1, k_warps, k_ctas, 1)).why_not(spec) is None
     ]
-    return replace(small[0], depth=min(4, small[0].steps(spec)))
+
+
+def token_tiles(spec: GemvSpec, entry: TunedShape | None) -> tuple[int, ...]:
+    """Counts of 8-token tiles of a launch: measured ones, else those whose x fits."""
+    if entry is not None:
+        return tuple(sorted(entry.schedules))
+    return tuple(nt for nt in TOKEN_TILES if _small_configs(spec, nt))

@@ -8,7 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vllm.logger import init_logger
+
 from .config import GemvConfig, GemvSpec
+
+logger = init_logger(__name__)
 
 # The release whose compiler these kernels were written for and measured with.
 CUTE_DSL_RELEASE = "4.8"
@@ -60,9 +64,11 @@ def add_prebuilt(key: _Key, function: Callable[..., Any]) -> None:
     _compiled[key] = function
 
 
-def compiled_here() -> tuple[int, float]:
-    """How many variants this process compiled, and the seconds that took."""
-    return len(_seconds), sum(_seconds)
+def report_compilation() -> None:
+    """Says once, at the first launch, what start-up compiled."""
+    logger.info_once(
+        "Flint compiled %d GEMV variants in %.1f s", len(_seconds), sum(_seconds)
+    )
 
 
 def _timed(key: _Key, compile_variant: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""quack's NVFP4 GEMM for SM90, the GEMV's partner; importing this needs quack.
+
+It decodes weights exactly in registers and feeds them to WGMMA. ``gemm_w4a16`` of
+quack.gemm_w4 is the same kernel, but it gives no FP32 output and keeps split-K buffers
+by shape, which two streams or two CUDA graphs must not share. Through quack's epilogue
+interface each call has buffers of its own, from the caching allocator.
+
+Each (N, K, output type, tiles) is compiled once, for any M, and kept in quack's cache
+on disk.
+"""
+
+import torch
+from quack.epilogue.frontend import gemm_epilogue
+from quack.operand_transform.host import pick_w4_cfg
+
+from .gemv.fragments import GROUP
+from .gemv.tables import GemmTiles
+
+# From so many tokens on quack's own choice of tiles no longer changes.
+_LAST_CHANGE = 1024
+
+
+@gemm_epilogue()
+def _scaled(acc, alpha):
+    """The global scale multiplies the FP32 sum, before the only rounding."""
+    return {"D": acc * alpha}
+
+
+def quack_tiles(n: int, k: int, m: int) -> GemmTiles:
+    """quack's own choice of tiles for ``m`` tokens."""
+    return GemmTiles(*pick_w4_cfg(m, n, k // GROUP))
+
+
+def all_quack_tiles(n: int, k: int, first: int) -> list[GemmTiles]:
+    """Every choice of ``quack_tiles`` from ``first`` tokens on."""
+    tokens = range(first, max(first, _LAST_CHANGE) + 1)
+    return list(dict.fromkeys(quack_tiles(n, k, m) for m in tokens))
+
+
+def gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    alpha: float,
+    out_dtype: torch.dtype,
+    pdl: bool,
+    tiles: GemmTiles,
+    launch: bool = True,
+) -> torch.Tensor:
+    """``(x @ dequantized(weight).T) * alpha``.
+
+    Args:
+        x: BF16 [M, K], M at least 1.
+        weight: uint8 [N / 64, K / 64, 128, 16] on the device of ``x``.
+        weight_scale: uint8 [N / 64, K / 64, 32, 4, 2].
+        alpha: the global scale.
+        out_dtype: torch.bfloat16 or torch.float32.
+        pdl: start while the previous kernel drains.
+        tiles: of the GEMM.
+        launch: False to compile only.
+
+    Returns:
+        [M, N], rounded once; not written where ``launch`` is False.
+
+    """
+    x = x.contiguous()
+    if x.data_ptr() % 16:
+        x = x.clone()
+    out = x.new_empty((x.shape[0], GROUP * weight.shape[0]), dtype=out_dtype)
+    _scaled.gemm(
+        x,
+        weight,
+        out,
+        epi_args={"alpha": alpha},
+        transform_a="nvfp4",
+        transform_sf=weight_scale,
+        tile_M=tiles.tile_m,
+        tile_N=tiles.tile_n,
+        tile_K=GROUP,
+        cluster_M=1,
+        cluster_N=1,
+        split_k=tiles.split_k,
+        post_init_attrs=() if pdl else (("use_pdl", False),),
+        _launch=launch,
+    )
+    return out
