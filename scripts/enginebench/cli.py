@@ -5,16 +5,14 @@
 import argparse
 import json
 import os
-import shlex
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from enginebench.measure import measure
 from enginebench.models import write_config, write_synthetic_gguf
+from provenance import provenance
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,17 +37,6 @@ def _parser() -> argparse.ArgumentParser:
         "--scratch", type=Path, help="where the 23 GB model goes (default: /tmp)"
     )
     return parser
-
-
-def _machine() -> dict[str, str]:
-    import torch
-
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "vllm": version("vllm"),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-    }
 
 
 def _engine(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -107,9 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     result |= {
         "weights": args.weights,
         "startup_s": round(startup, 1),
-        "machine": _machine(),
-        "command": shlex.join(["python", "scripts/enginebench", *sys.argv[1:]]),
-    }
+    } | provenance("scripts/enginebench")
     args.out.write_text(json.dumps(result, indent=2) + "\n")
     _print(result)
     return 0

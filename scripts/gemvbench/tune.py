@@ -24,6 +24,7 @@ from gemvbench.shapes import Layer
 from gemvbench.table import GEMV, PARTNER, Rows
 from gemvbench.timing import copy_bandwidth, graph_us
 from gemvbench.weights import Weight, copies_of, weight_bytes
+from provenance import provenance
 
 # For how many tokens schedules of so many 8-token tiles are timed.
 _TOKENS = {1: (1, 8), 2: (9, 16), 4: (17, 32), 8: (33, 48, 64)}
@@ -61,7 +62,7 @@ class Results:
             "copy_tb_s": round(self.copy_tb_s, 3),
             "rows": self.rows,
             "failures": self.failures,
-        }
+        } | provenance("scripts/gemvbench")
         self.path.write_text(json.dumps(content))
 
 

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""What every measurement carries: the GPU, the versions and the command."""
+
+import importlib.metadata
+import shlex
+import sys
+
+_PACKAGES = (
+    "vllm",
+    "nvidia-cutlass-dsl",
+    "quack-kernels",
+    "flashinfer-python",
+    "triton",
+)
+
+
+def provenance(program: str) -> dict[str, dict[str, str] | str]:
+    """Describes the machine and this process's command line, for a JSON file.
+
+    Args:
+        program: What was run, as `scripts/gemvbench`.
+    """
+    import torch
+
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+    }
+    for name in _PACKAGES:
+        try:
+            machine[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            machine[name] = "not installed"
+    command = shlex.join(["python3", program, *sys.argv[1:]])
+    return {"machine": machine, "command": command}
