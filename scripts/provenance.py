@@ -5,6 +5,7 @@
 import importlib.metadata
 import shlex
 import sys
+from pathlib import Path
 
 _PACKAGES = (
     "vllm",
@@ -15,12 +16,8 @@ _PACKAGES = (
 )
 
 
-def provenance(program: str) -> dict[str, dict[str, str] | str]:
-    """Describes the machine and this process's command line, for a JSON file.
-
-    Args:
-        program: What was run, as `scripts/gemvbench`.
-    """
+def provenance() -> dict[str, dict[str, str] | str]:
+    """Describes the machine and this process's command line, for a JSON file."""
     import torch
 
     machine = {
@@ -33,5 +30,6 @@ def provenance(program: str) -> dict[str, dict[str, str] | str]:
             machine[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             machine[name] = "not installed"
+    program = f"scripts/{Path(sys.argv[0]).name}"
     command = shlex.join(["python3", program, *sys.argv[1:]])
     return {"machine": machine, "command": command}

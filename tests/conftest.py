@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
-"""Tests that need a GPU stay out where there is none, and the run says so."""
+"""Tests stay out where there is no GPU or compiler for them, and the run says so."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import signal
 from pathlib import Path
 
@@ -17,7 +18,10 @@ pytest_plugins = ["support.checkpoints"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GPU_TESTS = Path(__file__).parent / "gpu"
+TESTS = Path(__file__).parent
+GPU_TESTS = TESTS / "gpu"
+# Tests that compile kernels, which needs no GPU.
+COMPILING = ("test_*_emulated.py", "test_*_targets.py")
 
 
 @functools.cache
@@ -28,8 +32,15 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def has_compiler() -> bool:
+    """Whether CuTe DSL is installed."""
+    return importlib.util.find_spec("nvidia_cutlass_dsl") is not None
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if GPU_TESTS in (collection_path, *collection_path.parents) and not has_cuda():
+        return True
+    if any(map(collection_path.match, COMPILING)) and not has_compiler():
         return True
     return None
 
@@ -40,4 +51,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"NOT RUN: {len(files)} files of GPU tests in tests/gpu, because torch "
             "finds no CUDA device on this machine"
+        )
+    names = sorted(path.name for glob in COMPILING for path in TESTS.rglob(glob))
+    if names and not has_compiler():
+        terminalreporter.write_line(
+            f"NOT RUN: {', '.join(names)}, because nvidia-cutlass-dsl is not installed"
         )

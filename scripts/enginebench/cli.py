@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     result |= {
         "weights": args.weights,
         "startup_s": round(startup, 1),
-    } | provenance("scripts/enginebench")
+    } | provenance()
     args.out.write_text(json.dumps(result, indent=2) + "\n")
     _print(result)
     return 0

@@ -10,41 +10,44 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from tqdm import tqdm
+from vllm.models.flint.ops.attention.config import DecodeConfig, DecodeSpec
 
-from gemvbench.sets import Variant
+from gemvbench.sets import Variant as GemvVariant
 
-# Part of a kernel's identity; the rest of ops/gemv only chooses among kernels.
-_KERNEL_SOURCES = (
-    "activations.py",
-    "compile.py",
-    "config.py",
-    "decode.py",
-    "dequantize.py",
-    "fragments.py",
-    "kernel.py",
-    "primitives.py",
-    "reduction.py",
-    "weights.py",
-)
+Variant: TypeAlias = GemvVariant | tuple[DecodeSpec, DecodeConfig]
+
+# What only chooses among kernels is no part of their identity.
+_NOT_KERNELS = {"tables.py", "variants.py", "workspace.py"}
 
 
 def _source_key() -> str:
-    import vllm.models.flint.ops.gemv as package
+    from vllm.models.flint.ops import attention, gemv
 
-    folder = Path(package.__path__[0])
     digest = hashlib.sha256()
-    for name in _KERNEL_SOURCES:
-        digest.update((folder / name).read_bytes())
+    for package in (attention, gemv):
+        for path in sorted(Path(package.__path__[0]).glob("*.py")):
+            if path.name not in _NOT_KERNELS:
+                digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def _compiler(variant: Variant) -> Callable[..., Any]:
+    from vllm.models.flint.ops.attention.compile import compile_decode
+    from vllm.models.flint.ops.gemv.compile import compile_dequantize, compile_gemv
+
+    if isinstance(variant[0], int):
+        return compile_dequantize
+    return compile_decode if isinstance(variant[0], DecodeSpec) else compile_gemv
 
 
 def variant_name(variant: Variant) -> str:
     """A name for the variant's function, the same in every process."""
-    return "gemv_" + hashlib.sha256(repr(variant).encode()).hexdigest()[:20]
+    return "variant_" + hashlib.sha256(repr(variant).encode()).hexdigest()[:20]
 
 
 def _usage(cubin: Path) -> dict[str, int]:
@@ -70,16 +73,13 @@ def _start_worker(arch: str) -> None:
 
 def _compile(job: tuple[Variant, Path]) -> str | None:
     """Writes a variant's object and record; returns what went wrong."""
-    from vllm.models.flint.ops.gemv.compile import compile_dequantize, compile_gemv
-
     variant, folder = job
     dump = Path(os.environ["CUTE_DSL_DUMP_DIR"])
     for old in dump.iterdir():
         old.unlink()
     name = variant_name(variant)
-    make = compile_dequantize if isinstance(variant[0], int) else compile_gemv
     try:
-        compiled = make(*variant)
+        compiled = _compiler(variant)(*variant)
         compiled.export_to_c(str(folder / f"{name}.o"), function_name=name)
     except Exception as error:
         return f"{variant}: {type(error).__name__}: {error}"

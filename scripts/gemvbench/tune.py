@@ -62,7 +62,7 @@ class Results:
             "copy_tb_s": round(self.copy_tb_s, 3),
             "rows": self.rows,
             "failures": self.failures,
-        } | provenance("scripts/gemvbench")
+        } | provenance()
         self.path.write_text(json.dumps(content))
 
 

@@ -14,6 +14,7 @@ import torch
 from vllm.model_executor.kernels import linear as registry
 from vllm.model_executor.kernels.linear import init_nvfp4_linear_kernel
 from vllm.models.flint.ops import fragments, linear, nvfp4_gemv
+from vllm.models.flint.ops.device import Gpu
 from vllm.models.flint.ops.gemv import tables, variants
 from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
 from vllm.platforms import PlatformEnum
@@ -25,7 +26,7 @@ KERNEL = linear.FlintNvFp4LinearKernel
 
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvfp4_gemv, "_device", lambda: ((9, 0), 132))
+    monkeypatch.setattr(nvfp4_gemv, "current_gpu", lambda: Gpu((9, 0), 132))
 
 
 @pytest.fixture
@@ -232,5 +233,5 @@ def test_decode_form_suits_gpu_and_assembler(
 ) -> None:
     version = SimpleNamespace(CUDA_VERSION=SimpleNamespace(major=cuda))
     monkeypatch.setitem(sys.modules, "cutlass", version)
-    monkeypatch.setattr(nvfp4_gemv, "_device", lambda: (capability, 132))
+    monkeypatch.setattr(nvfp4_gemv, "current_gpu", lambda: Gpu(capability, 132))
     assert nvfp4_gemv._decode_form.__wrapped__() == form

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Runs a compiled kernel's PTX on the CPU, for tests on machines without a GPU.
 
-It knows the instructions that the GEMV kernels use and raises on any other. All threads
+It knows the instructions that the kernels use and raises on any other. All threads
 of a cluster run in NumPy lanes; divergent threads run in program order. Every access to
 global memory must lie inside one tensor and be aligned, shared memory starts out
 poisoned, and barriers that can never complete are errors. Timing, caches and memory
@@ -132,8 +132,9 @@ class PtxKernel:
         block = re.search(r"\.reqntid (\d+)", text)
         assert block is not None, "no CTA size in the PTX"
         self.block = int(block[1])
+        found = re.findall(r"\.param \.(\w+)[^\n]*_param_\d+(?:\[(\d+)\])?,?\n", text)
         self.param_sizes = [
-            int(x) for x in re.findall(r"\.param [^\n]*_param_\d+\[(\d+)\]", text)
+            int(size) if size else int(kind[1:]) // 8 for kind, size in found
         ]
 
     def run(self, ctas: int, cluster: int, params: list[bytes], memory: GlobalMemory):
@@ -240,7 +241,7 @@ class _Cluster:
     # Execution ----------------------------------------------------------------
 
     def _execute(self, opcode, operands, who):
-        from ptx.instructions import HANDLERS
+        from ptx.handlers import HANDLERS
 
         base = opcode.split(".")[0]
         handler = HANDLERS.get(base)

@@ -2,32 +2,19 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Compiles a GEMV variant without a GPU and runs its PTX in the emulator."""
 
-import os
-import pathlib
 import struct
-import tempfile
 
 import numpy as np
 
+from ptx.compiled import compiled_files
 from ptx.emulator import GlobalMemory, PtxKernel, f32_to_bf16
-
-# CuTe DSL reads these once, when it is imported.
-_DUMP = tempfile.TemporaryDirectory()
-os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
-os.environ.update(
-    CUTE_DSL_DUMP_DIR=_DUMP.name, CUTE_DSL_KEEP_PTX="1", CUTE_DSL_KEEP_CUBIN="1"
-)
 
 
 def compile_files(spec, config) -> dict[str, bytes]:
     """Compiles a variant for CUTE_DSL_ARCH; returns its ``ptx`` and ``cubin``."""
     from vllm.models.flint.ops.gemv.compile import compile_gemv
 
-    folder = pathlib.Path(_DUMP.name)
-    for path in folder.iterdir():
-        path.unlink()
-    compile_gemv(spec, config)
-    return {path.suffix[1:]: path.read_bytes() for path in folder.iterdir()}
+    return compiled_files(compile_gemv, spec, config)
 
 
 def compile_ptx(spec, config) -> str:
@@ -81,11 +68,7 @@ def run_dequantize(k, form, weight, scales):
     """BF16 bits [N, K] from the dequantization kernel, as float64."""
     from vllm.models.flint.ops.gemv.compile import compile_dequantize
 
-    folder = pathlib.Path(_DUMP.name)
-    for path in folder.iterdir():
-        path.unlink()
-    compile_dequantize(k, form)
-    kernel = PtxKernel(next(folder.glob("*.ptx")).read_text())
+    kernel = PtxKernel(compiled_files(compile_dequantize, k, form)["ptx"].decode())
     memory = GlobalMemory()
     n = len(weight)
     out = np.full((n, k), -1, np.int16)

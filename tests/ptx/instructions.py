@@ -92,6 +92,13 @@ def _logic(function):
     return run
 
 
+def _divide(a, b):
+    if a.dtype == np.float32:
+        return a / b
+    # Toward zero.
+    return (np.abs(a) // np.abs(b)) * np.sign(a) * np.sign(b)
+
+
 def _shift_left(x, amount):
     return x << amount.astype(x.dtype)
 
@@ -218,7 +225,7 @@ def _vector(opcode: str) -> int:
     return int(next((x[1:] for x in opcode.split(".") if x in ("v2", "v4")), 1))
 
 
-def _names(operand: str) -> list[str]:
+def names_of(operand: str) -> list[str]:
     return [x.strip() for x in operand.strip("{}").split(",")]
 
 
@@ -238,15 +245,29 @@ def _ld(c, opcode, operands, who):
             raise EmulationError("misaligned shared load")
         columns = address[:, None] + np.arange(count * size)
         data = c.shared[c.rank[who][:, None], columns]
-    for i, name in enumerate(_names(operands[0])):
+    for i, name in enumerate(names_of(operands[0])):
         raw = np.zeros((len(who), 8), np.uint8)
         raw[:, :size] = data[:, i * size : (i + 1) * size]
         c.set(name, who, raw.view(U64)[:, 0])
 
 
+def _atom(c, opcode, operands, who):
+    if ".global.add.u32" not in opcode:
+        raise EmulationError(opcode)
+    addresses = c.address(operands[1], who)
+    values = c.value(operands[2], who).astype(U32)
+    before = np.empty(len(who), U32)
+    for i, value in enumerate(values):
+        place = addresses[i : i + 1]
+        before[i] = c.memory.load(place, 4).view(U32)[0, 0]
+        total = np.array([[before[i] + value]], U32)
+        c.memory.store(place, total.view(np.uint8))
+    c.set(operands[0], who, before)
+
+
 def _bytes(c, opcode, operand, who) -> np.ndarray:
     size = _width(opcode) // 8
-    values = [c.value(x, who)[:, None].view(np.uint8) for x in _names(operand)]
+    values = [c.value(x, who)[:, None].view(np.uint8) for x in names_of(operand)]
     return np.concatenate([x[:, :size] for x in values], axis=1)
 
 
@@ -329,43 +350,6 @@ def _barrier(c, opcode, operands, who):
         c._wait(who, lambda: bool(np.all(c.arrived | c.done)))
 
 
-def _shfl(c, opcode, operands, who):
-    if not opcode.startswith("shfl.sync.idx") or len(who) % 32:
-        raise EmulationError(opcode)
-    values = c.value(operands[1], who).reshape(-1, 32)
-    source = c.value(operands[2], who).reshape(-1, 32) & U64(31)
-    out = np.take_along_axis(values, source.astype(np.int64), axis=1)
-    c.set(operands[0].split("|")[0], who, out.reshape(-1))
-
-
-def _mma(c, opcode, operands, who):
-    if "m16n8k16.row.col.f32.bf16.bf16.f32" not in opcode or len(who) % 32:
-        raise EmulationError(opcode)
-    warps = len(who) // 32
-    lane = np.arange(32)
-    g, t = lane // 4, lane % 4
-
-    def halves(name):
-        bits = c.value(name, who).astype(U32).reshape(warps, 32)
-        pair = [bf16_to_f32(bits & U32(0xFFFF)), bf16_to_f32(bits >> U32(16))]
-        return [x.reshape(warps, 32) for x in pair]
-
-    a = np.zeros((warps, 16, 16))
-    b = np.zeros((warps, 16, 8))
-    acc = np.zeros((warps, 16, 8))
-    for i, name in enumerate(_names(operands[1])):
-        for h, x in enumerate(halves(name)):
-            a[:, g + 8 * (i % 2), 2 * t + h + 8 * (i // 2)] = x
-    for i, name in enumerate(_names(operands[2])):
-        for h, x in enumerate(halves(name)):
-            b[:, 2 * t + h + 8 * i, g] = x
-    for i, name in enumerate(_names(operands[3])):
-        acc[:, g + 8 * (i // 2), 2 * t + i % 2] = c.f32(name, who).reshape(warps, 32)
-    out = (acc + a @ b).astype(np.float32)
-    for i, name in enumerate(_names(operands[0])):
-        c.set_f32(name, who, out[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1))
-
-
 def _bra(c, opcode, operands, who):
     c.pc[who] = c.kernel.labels[operands[0]]
 
@@ -386,13 +370,13 @@ HANDLERS = {
     "fma": _arithmetic(lambda a, b, d: a.astype(np.float64) * b + d),
     "griddepcontrol": _nothing, "ld": _ld, "lop3": _lop3,
     "mad": _arithmetic(lambda a, b, d: a * b + d), "mapa": _mapa,
-    "max": _arithmetic(np.maximum), "mbarrier": _mbarrier,
-    "min": _arithmetic(np.minimum), "mma": _mma, "mov": _mov,
+    "max": _arithmetic(np.fmax), "mbarrier": _mbarrier,
+    "min": _arithmetic(np.fmin), "mov": _mov,
     "mul": _arithmetic(np.multiply), "neg": _arithmetic(np.negative),
     "not": _logic(np.invert), "or": _logic(np.bitwise_or), "prmt": _prmt,
     "rcp": _arithmetic(np.reciprocal), "ret": _ret, "selp": _selp, "setp": _setp,
-    "shf": _shf, "shfl": _shfl, "shl": _logic(_shift_left), "shr": _logic(_shift_right),
+    "shf": _shf, "shl": _logic(_shift_left), "shr": _logic(_shift_right),
     "st": _st, "sub": _arithmetic(np.subtract), "xor": _logic(np.bitwise_xor),
-    "div": _arithmetic(np.divide),
+    "atom": _atom, "div": _arithmetic(_divide),
 }
 # fmt: on

@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-from vllm.platforms import current_platform
-
+from .device import current_gpu
 from .gemv.config import MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec, Layout
 from .gemv.tables import (
     DEFAULT_MAX_TOKENS,
@@ -304,18 +303,9 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _device() -> tuple[tuple[int, int], int]:
-    """Compute capability and SM count of the current GPU."""
-    capability = current_platform.get_device_capability()
-    if capability is None:
-        raise RuntimeError("Flint's GEMV needs a CUDA GPU, and there is none")
-    return (capability.major, capability.minor), current_platform.num_compute_units()
-
-
-@functools.cache
 def _decode_form() -> str:
     """The one place that chooses how codes become BF16."""
-    if _device()[0] < (10, 0):
+    if current_gpu().capability < (10, 0):
         return "mul"
     from cutlass import CUDA_VERSION
 
@@ -324,7 +314,7 @@ def _decode_form() -> str:
 
 
 def _measured(shape: Shape) -> TunedShape | None:
-    return load_table(family(_device()[0])).get(shape)
+    return load_table(family(current_gpu().capability)).get(shape)
 
 
 @functools.cache
@@ -333,4 +323,4 @@ def _config(spec: GemvSpec, shape: Shape, nt: int) -> GemvConfig:
     config = None if entry is None else entry.schedules.get(nt)
     if config is not None and config.why_not(spec) is None:
         return config
-    return default_config(spec, shape.n, nt, _device()[1])
+    return default_config(spec, shape.n, nt, current_gpu().sms)

@@ -25,7 +25,6 @@ from cutlass import Int32, Uint32
 from . import primitives as p
 from .config import MMA_ROWS, GemvConfig, GemvSpec
 from .decode import FORMS
-from .weights import load_words
 
 GROUP = 64  # rows and width of a block
 _TILES = GROUP // MMA_ROWS
@@ -81,8 +80,8 @@ class FragmentWeight:
                     # Past K any valid address will do: x is zero there.
                     block = cutlass.min(block, Int32(self.blocks_k - 1))
                 place = (group, block, row_tile % _TILES)
-                codes = load_words(w[(*place, lane, None)], 4)
-                scales = load_words(sf[(*place, lane // 4, None)], 2)
+                codes = p.load_streaming(w[(*place, lane, None)], 4)
+                scales = p.load_streaming(sf[(*place, lane // 4, None)], 2)
                 blocks.append((codes, scales))
             loaded.append(blocks)
         return loaded

@@ -89,6 +89,19 @@ def cvt_e4m3x2_to_bf16x2(x, *, loc=None, ip=None) -> Uint32:
     return _asm_u32(code, (x,), loc, ip)
 
 
+def load_streaming(source: cute.Tensor, words: int) -> cute.Tensor:
+    """A read-only load of ``words`` neighbouring 32-bit words, not kept in L1."""
+    atom = cute.make_copy_atom(
+        cute.nvgpu.CopyG2ROp(),
+        Uint32,
+        num_bits_per_copy=32 * words,
+        l1c_evict_priority=cute.nvgpu.CacheEvictionPriority.NO_ALLOCATE,
+    )
+    registers = cute.make_rmem_tensor((words,), Uint32)
+    cute.copy(atom, source, registers)
+    return registers
+
+
 @dsl_user_op
 def cvt_e4m3x2_to_f16x2(x, high: bool, *, loc=None, ip=None) -> Uint32:
     """Two e4m3 bytes of ``x``, its low or high half, to an FP16 pair (from SM89)."""

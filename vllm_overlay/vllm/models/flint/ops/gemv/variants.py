@@ -5,7 +5,7 @@
 import functools
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from vllm.logger import init_logger
@@ -17,8 +17,9 @@ logger = init_logger(__name__)
 # The release whose compiler these kernels were written for and measured with.
 CUTE_DSL_RELEASE = "4.8"
 
-_Key = tuple[GemvSpec, GemvConfig] | tuple[int, str]
-_compiled: dict[_Key, Callable[..., Any]] = {}
+# What the compiler of a kernel is called with: of each kernel other types.
+Key = tuple[Hashable, ...]
+_compiled: dict[Key, Callable[..., Any]] = {}
 _seconds: list[float] = []
 
 
@@ -39,27 +40,41 @@ def missing_compiler() -> str | None:
     return None
 
 
+def variant(
+    key: Key, load_compiler: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """The compiled kernel of ``key``: what ``load_compiler()(*key)`` gives, once."""
+    if key not in _compiled:
+        compiler = load_compiler()
+        start = time.perf_counter()
+        _compiled[key] = compiler(*key)
+        _seconds.append(time.perf_counter() - start)
+    return _compiled[key]
+
+
 def gemv_variant(spec: GemvSpec, config: GemvConfig) -> Callable[..., Any]:
     """The compiled GEMV; see ``compile.compile_gemv``."""
-    function = _compiled.get((spec, config))
-    if function is None:
+
+    def compiler() -> Callable[..., Any]:
         from .compile import compile_gemv
 
-        function = _timed((spec, config), compile_gemv)
-    return function
+        return compile_gemv
+
+    return variant((spec, config), compiler)
 
 
 def dequantize_variant(k: int, form: str) -> Callable[..., Any]:
     """The compiled dequantization; see ``compile.compile_dequantize``."""
-    function = _compiled.get((k, form))
-    if function is None:
+
+    def compiler() -> Callable[..., Any]:
         from .compile import compile_dequantize
 
-        function = _timed((k, form), compile_dequantize)
-    return function
+        return compile_dequantize
+
+    return variant((k, form), compiler)
 
 
-def add_prebuilt(key: _Key, function: Callable[..., Any]) -> None:
+def add_prebuilt(key: Key, function: Callable[..., Any]) -> None:
     """Takes a variant that was compiled ahead of time."""
     _compiled[key] = function
 
@@ -67,12 +82,5 @@ def add_prebuilt(key: _Key, function: Callable[..., Any]) -> None:
 def report_compilation() -> None:
     """Says once, at the first launch, what start-up compiled."""
     logger.info_once(
-        "Flint compiled %d GEMV variants in %.1f s", len(_seconds), sum(_seconds)
+        "Flint compiled %d kernel variants in %.1f s", len(_seconds), sum(_seconds)
     )
-
-
-def _timed(key: _Key, compile_variant: Callable[..., Any]) -> Callable[..., Any]:
-    start = time.perf_counter()
-    _compiled[key] = compile_variant(*key)
-    _seconds.append(time.perf_counter() - start)
-    return _compiled[key]

@@ -22,19 +22,6 @@ from .config import SCALE_ROWS, GemvConfig, GemvSpec
 from .decode import FORMS
 
 
-def load_words(source: cute.Tensor, words: int):
-    """A streaming read-only load of ``words`` 32-bit words, not kept in L1."""
-    atom = cute.make_copy_atom(
-        cute.nvgpu.CopyG2ROp(),
-        Uint32,
-        num_bits_per_copy=32 * words,
-        l1c_evict_priority=cute.nvgpu.CacheEvictionPriority.NO_ALLOCATE,
-    )
-    registers = cute.make_rmem_tensor((words,), Uint32)
-    cute.copy(atom, source, registers)
-    return registers
-
-
 class RowMajorWeight:
     """ModelOpt's NVFP4 layout with 128x4-swizzled scales, or row-major BF16."""
 
@@ -84,7 +71,7 @@ class RowMajorWeight:
             block, i = self.tile_rows(tile, index, lane // 4)
             row = part * part_rows + block * SCALE_ROWS + i + 64 * (lane // 16)
             pair = [
-                load_words(w[self._in_bounds(row + 32 * h, n), chunk, None], 4)
+                p.load_streaming(w[self._in_bounds(row + 32 * h, n), chunk, None], 4)
                 for h in range(2)
             ]
             scales = None
@@ -125,7 +112,7 @@ class RowMajorWeight:
                 stride=(blocks_k * SCALE_ROWS, SCALE_ROWS, 4, 2, 1),
             ),
         )
-        return load_words(sf[block, block_k, i, lane // 16, None], 2)
+        return p.load_streaming(sf[block, block_k, i, lane // 16, None], 2)
 
     def decode_step(self, loaded, lane):
         """Fragments of one step: ``[tile][product]`` is the four A registers.

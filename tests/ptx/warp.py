@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""The PTX instructions that `emulator` knows and that whole warps execute."""
+
+import numpy as np
+
+from ptx.emulator import EmulationError, bf16_to_f32
+from ptx.instructions import names_of
+
+U32, U64 = np.uint32, np.uint64
+
+
+def _shfl(c, opcode, operands, who):
+    kind = opcode.split(".")[2]
+    if len(who) % 32 or kind not in ("idx", "up", "bfly"):
+        raise EmulationError(opcode)
+    values = c.value(operands[1], who).reshape(-1, 32)
+    offset = c.value(operands[2], who).reshape(-1, 32).astype(np.int64) & 31
+    lane = np.arange(32)
+    if kind == "idx":
+        source = offset
+    elif kind == "bfly":
+        source = lane ^ offset
+    else:
+        source = np.where(lane >= offset, lane - offset, lane)
+    out = np.take_along_axis(values, source, axis=1)
+    c.set(operands[0].split("|")[0], who, out.reshape(-1))
+
+
+def _redux(c, opcode, operands, who):
+    kind = opcode.split(".")[2]
+    if len(who) % 32 or kind not in ("add", "max") or not opcode.endswith("s32"):
+        raise EmulationError(opcode)
+    values = c.value(operands[1], who).astype(U32).view(np.int32).reshape(-1, 32)
+    out = values.sum(axis=1) if kind == "add" else values.max(axis=1)
+    c.set(operands[0], who, np.repeat(out.astype(np.int32).view(U32), 32))
+
+
+def _mma(c, opcode, operands, who):
+    if "m16n8k16.row.col.f32.bf16.bf16.f32" not in opcode or len(who) % 32:
+        raise EmulationError(opcode)
+    warps = len(who) // 32
+    lane = np.arange(32)
+    g, t = lane // 4, lane % 4
+
+    def halves(name):
+        bits = c.value(name, who).astype(U32).reshape(warps, 32)
+        pair = [bf16_to_f32(bits & U32(0xFFFF)), bf16_to_f32(bits >> U32(16))]
+        return [x.reshape(warps, 32) for x in pair]
+
+    a = np.zeros((warps, 16, 16))
+    b = np.zeros((warps, 16, 8))
+    acc = np.zeros((warps, 16, 8))
+    for i, name in enumerate(names_of(operands[1])):
+        for h, x in enumerate(halves(name)):
+            a[:, g + 8 * (i % 2), 2 * t + h + 8 * (i // 2)] = x
+    for i, name in enumerate(names_of(operands[2])):
+        for h, x in enumerate(halves(name)):
+            b[:, 2 * t + h + 8 * i, g] = x
+    for i, name in enumerate(names_of(operands[3])):
+        acc[:, g + 8 * (i // 2), 2 * t + i % 2] = c.f32(name, who).reshape(warps, 32)
+    out = (acc + a @ b).astype(np.float32)
+    for i, name in enumerate(names_of(operands[0])):
+        c.set_f32(name, who, out[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1))
+
+
+HANDLERS = {"mma": _mma, "redux": _redux, "shfl": _shfl}
