@@ -12,10 +12,11 @@ import torch
 from tqdm import tqdm
 from vllm.models.flint.ops.activation import silu_and_mul
 from vllm.models.flint.ops.fragments import to_fragments
+from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK
 from vllm.models.flint.ops.gemv.tables import GemmTiles
 
 from gemvbench.sets import SMS
-from gemvbench.shapes import GROUP, Layer
+from gemvbench.shapes import Layer
 from gemvbench.timing import graph_us
 from gemvbench.tune import Results
 from gemvbench.weights import Weight, copies_of, weight_bytes
@@ -31,7 +32,7 @@ def _cost(tiles: GemmTiles, n: int, k: int, m: int) -> float:
     """Rough cycles, to rank tiles only: products or decoding, and fixed parts."""
     ctas = -(-n // tiles.tile_m) * -(-m // tiles.tile_n) * tiles.split_k
     width = max(4 * tiles.tile_n, 350) * tiles.tile_m / 128
-    steps = k / GROUP / tiles.split_k
+    steps = k / FRAGMENT_BLOCK / tiles.split_k
     waves = -(-ctas // (SMS * (1 if tiles.tile_n > 64 else 2)))
     return 1500 + waves * (steps * width + 800) + 3000 * (tiles.split_k - 1)
 
@@ -44,7 +45,7 @@ def _likely(layer: Layer, m: int) -> list[GemmTiles]:
         for tiles in itertools.starmap(GemmTiles, itertools.product(*sizes))
         if (tiles.tile_n < 2 * m or tiles.tile_n == 16)
         and (tiles.split_k == 1 or tiles.tile_n <= 128)
-        and shape.k // GROUP // tiles.split_k >= 8
+        and shape.k // FRAGMENT_BLOCK // tiles.split_k >= 8
     ]
     return sorted(options, key=lambda t: _cost(t, shape.n, shape.k, m))[:_TIMED]
 
@@ -68,7 +69,7 @@ def _compile(job: tuple[Layer, GemmTiles]) -> None:
 
     layer, tiles = job
     shape = layer.shape("mul", "fragments")
-    groups, blocks = shape.n // GROUP, shape.k // GROUP
+    groups, blocks = shape.n // FRAGMENT_BLOCK, shape.k // FRAGMENT_BLOCK
     like = functools.partial(torch.empty, dtype=torch.uint8, device="cuda")
     dtype = torch.float32 if layer.fp32_out else torch.bfloat16
     x = torch.empty(1, shape.k, dtype=torch.bfloat16, device="cuda")

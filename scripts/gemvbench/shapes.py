@@ -4,12 +4,14 @@
 
 from dataclasses import dataclass
 
-from vllm.models.flint.ops.gemv.config import SCALE_ROWS, Layout
+from vllm.models.flint.ops.gemv.config import (
+    FRAGMENT_BLOCK,
+    SCALE_ROWS,
+    Layout,
+)
 from vllm.models.flint.ops.gemv.tables import Shape
 
 HIDDEN = 2048
-# Rows and width of a block of fragments.
-GROUP = 64
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Layer:
         """What a tuned table calls it; fragments are padded to whole blocks."""
         n, k = self.n, self.k
         if layout == "fragments":
-            n, k = -(-n // SCALE_ROWS) * SCALE_ROWS, -(-k // GROUP) * GROUP
+            n, k = (
+                -(-n // SCALE_ROWS) * SCALE_ROWS,
+                -(-k // FRAGMENT_BLOCK) * FRAGMENT_BLOCK,
+            )
         return Shape(n, k, self.silu_mul, form == "bf16", layout)
 
     @property

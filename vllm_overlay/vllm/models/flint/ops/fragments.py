@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from .activation import silu_and_mul
-from .gemv.config import SCALE_ROWS
-from .gemv.fragments import GROUP
+from .gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
 from .gemv.tables import GemmTiles, Shape
 from .gemv.variants import report_compilation
 from .nvfp4_gemv import fragment_gemv, gemm_tiles, max_tokens
@@ -63,13 +62,13 @@ def to_fragments(
     from quack.gemm_w4 import prepare_w4_weight
 
     rows = -(-weight.shape[0] // SCALE_ROWS) * SCALE_ROWS
-    blocks = -(-weight.shape[1] // (GROUP // 2))
-    codes = weight.new_empty((rows // GROUP, blocks, 128, 16))
-    scales = weight.new_empty((rows // GROUP, blocks, 32, 4, 2))
+    blocks = -(-weight.shape[1] // (FRAGMENT_BLOCK // 2))
+    codes = weight.new_empty((rows // FRAGMENT_BLOCK, blocks, 128, 16))
+    scales = weight.new_empty((rows // FRAGMENT_BLOCK, blocks, 32, 4, 2))
     for start in range(0, rows, _ROWS):
         part = slice(start, start + _ROWS)
         own = _without_signs(weight[part], weight_scale[part].view(torch.uint8))
-        out = slice(start // GROUP, (start + _ROWS) // GROUP)
+        out = slice(start // FRAGMENT_BLOCK, (start + _ROWS) // FRAGMENT_BLOCK)
         codes[out], scales[out] = prepare_w4_weight(*own, "nvfp4")
     return codes, scales
 
@@ -77,7 +76,7 @@ def to_fragments(
 def _without_signs(
     codes: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    codes = F.pad(codes, (0, -codes.shape[1] % (GROUP // 2)))
+    codes = F.pad(codes, (0, -codes.shape[1] % (FRAGMENT_BLOCK // 2)))
     scales = F.pad(scales, (0, -scales.shape[1] % 4))
     sign = scales & 0x80
     flipped = sign | sign >> 4
@@ -112,7 +111,7 @@ def compile_partner(
 
 
 def _shape(weight: torch.Tensor, silu_mul: bool) -> Shape:
-    n, k = GROUP * weight.shape[0], GROUP * weight.shape[1]
+    n, k = FRAGMENT_BLOCK * weight.shape[0], FRAGMENT_BLOCK * weight.shape[1]
     return Shape(n, k, silu_mul, layout="fragments")
 
 
@@ -202,7 +201,7 @@ def _fragment_linear_fake(
     pdl: bool,
     max_gemv_tokens: int,
 ) -> torch.Tensor:
-    n = GROUP * weight.shape[0]
+    n = FRAGMENT_BLOCK * weight.shape[0]
     dtype = torch.float32 if fp32_out else torch.bfloat16
     return x.new_empty((x.shape[0], n // 2 if silu_mul else n), dtype=dtype)
 

@@ -15,7 +15,7 @@ import torch
 from quack.epilogue.frontend import gemm_epilogue
 from quack.operand_transform.host import pick_w4_cfg
 
-from .gemv.fragments import GROUP
+from .gemv.config import FRAGMENT_BLOCK
 from .gemv.tables import GemmTiles
 
 # From so many tokens on quack's own choice of tiles no longer changes.
@@ -30,7 +30,7 @@ def _scaled(acc, alpha):
 
 def quack_tiles(n: int, k: int, m: int) -> GemmTiles:
     """quack's own choice of tiles for ``m`` tokens."""
-    return GemmTiles(*pick_w4_cfg(m, n, k // GROUP))
+    return GemmTiles(*pick_w4_cfg(m, n, k // FRAGMENT_BLOCK))
 
 
 def all_quack_tiles(n: int, k: int, first: int) -> list[GemmTiles]:
@@ -68,7 +68,7 @@ def gemm(
     x = x.contiguous()
     if x.data_ptr() % 16:
         x = x.clone()
-    out = x.new_empty((x.shape[0], GROUP * weight.shape[0]), dtype=out_dtype)
+    out = x.new_empty((x.shape[0], FRAGMENT_BLOCK * weight.shape[0]), dtype=out_dtype)
     _scaled.gemm(
         x,
         weight,
@@ -78,7 +78,7 @@ def gemm(
         transform_sf=weight_scale,
         tile_M=tiles.tile_m,
         tile_N=tiles.tile_n,
-        tile_K=GROUP,
+        tile_K=FRAGMENT_BLOCK,
         cluster_M=1,
         cluster_N=1,
         split_k=tiles.split_k,

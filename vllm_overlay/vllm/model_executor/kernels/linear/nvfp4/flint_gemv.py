@@ -14,7 +14,7 @@ from vllm.models.flint.ops import (
     dense,  # noqa: F401  registers the operators
     fragments,
 )
-from vllm.models.flint.ops.gemv.config import Layout
+from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK, Layout
 from vllm.models.flint.ops.gemv.tables import Shape
 from vllm.models.flint.ops.gemv.variants import missing_compiler
 from vllm.models.flint.ops.nvfp4_gemv import max_tokens, tuned, warmup_for
@@ -68,7 +68,7 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         layer.flint_partner_scale = None
         if layer.flint_layout == "fragments":
             weight, scale = fragments.to_fragments(weight, scale)
-            n, k = 64 * weight.shape[0], 64 * weight.shape[1]
+            n, k = (FRAGMENT_BLOCK * size for size in weight.shape[:2])
         else:
             weight, _ = pad_nvfp4_weight_for_cutlass(weight, alignment=_ALIGNMENT)
             scale = swizzle_blockscale(scale)

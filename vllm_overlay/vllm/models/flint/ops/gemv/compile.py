@@ -7,9 +7,8 @@ import functools
 import cutlass
 import cutlass.cute as cute
 
-from .config import SCALE_ROWS, GemvConfig, GemvSpec
+from .config import FRAGMENT_BLOCK, SCALE_ROWS, GemvConfig, GemvSpec
 from .dequantize import DequantizeKernel
-from .fragments import GROUP
 from .kernel import GemvKernel
 
 _OPTIONS = "--enable-tvm-ffi --opt-level 3"
@@ -34,7 +33,7 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
     )
     words = spec.k // (2 if spec.is_bf16 else 8)
     if spec.layout == "fragments":
-        words *= GROUP
+        words *= FRAGMENT_BLOCK
     weight = fake(cutlass.Int32, (n, words), stride_order=(1, 0))
     scales = scale = None
     if not spec.is_bf16:

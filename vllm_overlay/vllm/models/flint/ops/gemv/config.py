@@ -11,6 +11,8 @@ Layout: TypeAlias = Literal["row_major", "fragments"]
 
 # Rows whose scales share one block of the 128x4 swizzle.
 SCALE_ROWS = 128
+# Rows and width of a block of weights in fragment order.
+FRAGMENT_BLOCK = 64
 # One mma.sync.m16n8k16: weight rows, tokens.
 MMA_ROWS = 16
 MMA_TOKENS = 8

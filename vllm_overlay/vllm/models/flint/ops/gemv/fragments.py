@@ -23,11 +23,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from . import primitives as p
-from .config import MMA_ROWS, GemvConfig, GemvSpec
+from .config import FRAGMENT_BLOCK, MMA_ROWS, GemvConfig, GemvSpec
 from .decode import FORMS
 
-GROUP = 64  # rows and width of a block
-_TILES = GROUP // MMA_ROWS
+_TILES = FRAGMENT_BLOCK // MMA_ROWS
 
 
 class FragmentWeight:
@@ -38,8 +37,8 @@ class FragmentWeight:
         self.config = config
         self.form = FORMS[spec.form]
         self.output_scale = self.form.output_scale
-        self.blocks_k = spec.k // GROUP
-        self.step_blocks = spec.step_k // GROUP
+        self.blocks_k = spec.k // FRAGMENT_BLOCK
+        self.step_blocks = spec.step_k // FRAGMENT_BLOCK
         slots = config.k_warps * config.k_ctas * config.steps(spec)
         self.exact_k = slots * spec.step_k == spec.k
 
