@@ -5,7 +5,7 @@
 import functools
 import itertools
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import torch
@@ -31,9 +31,11 @@ _TIMED = 4
 def _cost(tiles: GemmTiles, n: int, k: int, m: int) -> float:
     """Rough cycles, to rank tiles only: products or decoding, and fixed parts."""
     ctas = -(-n // tiles.tile_m) * -(-m // tiles.tile_n) * tiles.split_k
-    width = max(4 * tiles.tile_n, 350) * tiles.tile_m / 128
+    # Two CTAs of an SM share its matrix units, but hide each other's latency.
+    resident = 1 if tiles.tile_n > 64 else 2
+    width = max(4 * tiles.tile_n * resident, 350) * tiles.tile_m / 128
     steps = k / FRAGMENT_BLOCK / tiles.split_k
-    waves = -(-ctas // (SMS * (1 if tiles.tile_n > 64 else 2)))
+    waves = -(-ctas // (SMS * resident))
     return 1500 + waves * (steps * width + 800) + 3000 * (tiles.split_k - 1)
 
 
@@ -111,7 +113,10 @@ def time_tiles(results: Results, layers: list[Layer]) -> None:
             weights.append(to_fragments(weight.codes, weight.scales))
         for m, tiles in timed_tiles(layer):
             x = torch.randn(m, shape.k, device="cuda").bfloat16()
-            calls = [functools.partial(_linear, layer, x, *w, tiles) for w in weights]
+            calls: list[Callable[[], object]] = [
+                functools.partial(_linear, layer, x, codes, scales, tiles)
+                for codes, scales in weights
+            ]
             results.add(
                 size,
                 graph_us(calls),

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from vllm.models.flint.ops import nvfp4_gemv as ops
+from vllm.models.flint.ops.fragments import to_fragments
+from vllm.models.flint.ops.quack_gemm import gemm, quack_tiles
 
-from gemvbench.sets import TEST_SHAPES
+from gemvbench.sets import FRAGMENT_SHAPES, TEST_SHAPES
 from gemvbench.shapes import layers_of
 from support.gemv import QuantizedLinear, output_bounds
 
@@ -73,6 +75,30 @@ def poisoned_allocator() -> None:
 def test_small_and_odd_shapes(n: int, k: int, silu: bool, bf16: bool) -> None:
     for m in TOKENS:
         check(random_x(m, k, pad=8 * (m % 3)), n, silu, bf16)
+
+
+@pytest.mark.parametrize(("n", "k", "silu"), FRAGMENT_SHAPES)
+def test_fragments(n: int, k: int, silu: bool) -> None:
+    w = nvfp4_weight(n, k)
+    scale = w.global_scale.item()
+    for m in TOKENS:
+        x = random_x(m, k, pad=8 * (m % 3))
+        out = ops.fragment_gemv(x, *w.fragments(), w.global_scale, silu)
+        again = ops.fragment_gemv(x, *w.fragments(), w.global_scale, silu)
+        assert torch.equal(out, again)
+        output_bounds(x, w.values, scale, silu).check(out)
+
+
+@pytest.mark.parametrize(("n", "k"), [(256, 128), (640, 2048)])
+def test_fragments_without_pdl_and_fp32(n: int, k: int) -> None:
+    w = nvfp4_weight(n, k)
+    scale = w.global_scale.item()
+    for m in (1, 17, 64):
+        x = random_x(m, k)
+        args = x, *w.fragments(), w.global_scale
+        output_bounds(x, w.values, scale).check(ops.fragment_gemv(*args, pdl=False))
+        out = ops.fragment_gemv(*args, out_dtype=torch.float32)
+        output_bounds(x, w.values, scale, fp32_out=True).check(out)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -142,6 +168,25 @@ def test_every_code_times_every_scale() -> None:
     eye = torch.eye(32, device=DEVICE).bfloat16()
     for dtype in (torch.bfloat16, torch.float32):
         out = ops.nvfp4_gemv(eye, w.codes, w.scales, w.global_scale, out_dtype=dtype)
+        assert torch.equal(out.double().T, w.values)
+
+
+def test_every_code_times_every_scale_in_fragments() -> None:
+    """Negative and zero scales too: preparing the weight takes them out."""
+    scales = torch.arange(256, device=DEVICE, dtype=torch.uint8)
+    scales[[0x7F, 0xFF]] = 0
+    nibble = torch.arange(16, device=DEVICE, dtype=torch.uint8)
+    row = nibble[0::2] | nibble[1::2] << 4
+    codes = torch.cat([row, row.flip(0)]).repeat(256, 4).contiguous()
+    raw = torch.stack([scales, scales.flip(0)], dim=1).repeat(1, 4).contiguous()
+    w = QuantizedLinear.of(codes, raw)
+    eye = torch.eye(128, device=DEVICE).bfloat16()
+    own = to_fragments(codes, raw)
+    for dtype in (torch.bfloat16, torch.float32):
+        out = ops.fragment_gemv(eye, *own, w.global_scale, out_dtype=dtype)
+        assert torch.equal(out.double().T, w.values)
+        tiles = quack_tiles(256, 128, 128)
+        out = gemm(eye, *own, 1.0, dtype, True, tiles)
         assert torch.equal(out.double().T, w.values)
 
 

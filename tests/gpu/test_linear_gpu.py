@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from vllm.model_executor.kernels.linear.nvfp4 import flint_gemv
 from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
-from vllm.models.flint.ops import dense
+from vllm.models.flint.ops import dense, fragments
 from vllm.models.flint.ops.linear import (
     FlintBf16LinearMethod,
     FlintNvFp4LinearKernel,
@@ -74,17 +75,26 @@ def poisoned_allocator() -> None:
     del blocks
 
 
-def tokens_at_limits(n: int, k: int, silu: bool = False) -> list[int]:
-    limit = max_tokens(n, k, silu)
-    return [0, 1, 8, 9, 32, 33, limit, limit + 1, 1000]
+def tokens_at_limits(limit: int) -> list[int]:
+    return [0, 1, 8, 9, 32, 33, limit, limit + 1, 1000, 4096]
+
+
+@pytest.fixture(params=["row_major", "fragments"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the layers of a test keep their weights."""
+    if request.param == "fragments":
+        assert flint_gemv._layout() == "fragments", fragments.missing_quack()
+    monkeypatch.setattr(flint_gemv, "_layout", lambda: request.param)
+    return request.param
 
 
 @pytest.mark.parametrize(("n", "k"), [(2048, 1024), (640, 2048), (200, 80)])
-def test_dispatch_at_every_limit(n: int, k: int) -> None:
+def test_dispatch_at_every_limit(layout: str, n: int, k: int) -> None:
     """Tuned and untuned shapes, and one that needs padding in N and K."""
     layer = Layer(n, k)
     kernel = layer.quant_method.kernel
-    for m in tokens_at_limits(n, k):
+    assert layer.weight.dim() == (4 if layout == "fragments" else 2)
+    for m in tokens_at_limits(layer.flint_max_tokens):
         x = random_x(m, k, pad=8)
         out = kernel.apply_weights(layer, x)
         assert out.shape == (m, n)
@@ -92,14 +102,71 @@ def test_dispatch_at_every_limit(n: int, k: int) -> None:
         layer.check(out, x)
 
 
-def test_fused_gate_up_at_every_limit() -> None:
+def test_fused_gate_up_at_every_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flint_gemv, "_layout", lambda: "row_major")
     layer = Layer(2048, 2048)
     assert tuned(2048, 2048, silu_mul=True)
-    for m in tokens_at_limits(2048, 2048, silu=True):
+    for m in tokens_at_limits(max_tokens(2048, 2048, silu_mul=True)):
         x = random_x(m, 2048)
         out = gate_up_silu_mul(layer, x)
         assert out is not None
         layer.check(out, x, silu=True)
+
+
+def test_quack_prepares_what_the_contract_says() -> None:
+    layer = Layer(256, 128)
+    codes, scales = layer.linear.fragments()
+    assert torch.equal(layer.weight, codes)
+    assert torch.equal(layer.weight_scale, scales)
+
+
+@pytest.mark.parametrize("most", [64, 0], ids=["gemv", "quack"])
+@pytest.mark.parametrize("silu", [False, True])
+def test_fragments_on_both_paths(silu: bool, most: int) -> None:
+    """Both read the same bytes; FP32 logits are rounded once, to FP32."""
+    w = QuantizedLinear.random(2048, 2048, seeded(7))
+    alpha = w.global_scale.item()
+    own = w.fragments()
+    for m in (0, 1, 9, 33, 64):
+        x = random_x(m, 2048, pad=8)
+        for fp32 in (False, True) if not silu else (False,):
+            args = (x, *own, w.global_scale, alpha, silu, fp32, True, most)
+            out = fragments.fragment_linear(*args)
+            assert out.dtype == (torch.float32 if fp32 else torch.bfloat16)
+            assert torch.equal(out, fragments.fragment_linear(*args))
+            output_bounds(x, w.values, alpha, silu, fp32).check(out)
+
+
+def test_head_keeps_fp32_logits(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """A head whose rows are no multiple of 128, on either path."""
+    monkeypatch.setattr(flint_gemv, "ParallelLMHead", Layer)
+    layer = Layer(600, 2048)
+    for m in (0, 1, layer.flint_max_tokens + 1, 300):
+        x = random_x(m, 2048)
+        out = layer.quant_method.kernel.apply_weights(layer, x)
+        assert out.dtype == torch.float32
+        w = layer.linear
+        scale = w.global_scale.item()
+        output_bounds(x, w.values, scale, fp32_out=True).check(out)
+
+
+def test_one_rounding_in_quack() -> None:
+    """Exact sums, also where quack splits K: one right answer."""
+    n, k = 2048, 4096
+    shape = (n, k // 2)
+    codes = torch.randint(
+        0, 256, shape, dtype=torch.uint8, device=DEVICE, generator=seeded(0)
+    )
+    one = torch.full((n, k // 16), 0x38, dtype=torch.uint8, device=DEVICE)
+    w = QuantizedLinear.of(codes, one, 0.0123)
+    alpha = w.global_scale.item()
+    for m in (40, 300):
+        x = torch.randint(-2, 3, (m, k), device=DEVICE, generator=seeded(m)).bfloat16()
+        sums = (x.double() @ w.values.T).float()
+        out = fragments.fragment_linear(
+            x, *w.fragments(), w.global_scale, alpha, False, False, True, 0
+        )
+        assert torch.equal(out, (sums * w.global_scale).bfloat16())
 
 
 def test_leading_dimensions_and_bias() -> None:
@@ -144,7 +211,7 @@ def test_one_rounding_on_the_dequantized_path() -> None:
     assert torch.equal(out, (sums * w.global_scale).bfloat16())
 
 
-def test_compiled_and_captured() -> None:
+def test_compiled_and_captured(layout: str) -> None:
     layer = Layer(640, 2048)
     kernel = layer.quant_method.kernel
     compiled = torch.compile(

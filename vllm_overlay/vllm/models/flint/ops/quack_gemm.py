@@ -29,7 +29,7 @@ def _scaled(acc, alpha):
 
 
 def quack_tiles(n: int, k: int, m: int) -> GemmTiles:
-    """quack's own choice of tiles for ``m`` tokens."""
+    """The tiles that quack itself takes for ``m`` tokens."""
     return GemmTiles(*pick_w4_cfg(m, n, k // FRAGMENT_BLOCK))
 
 

@@ -53,7 +53,7 @@ class GemvSpec:
 
     @property
     def lane_k(self) -> int:
-        """Width of K for which one lane holds the weights, of two rows or their like."""
+        """Width of K that one lane has of a row in one step."""
         return 8 if self.is_bf16 else 32
 
     @property
@@ -137,16 +137,17 @@ class GemvConfig:
         """Whether partial sums take the place of x, which is large at many tokens."""
         return self.nt >= 8
 
+    @property
     def partial_bytes(self) -> int:
         return 4 * self.k_warps * self.tokens * self.partial_stride
 
     def staged_bytes(self, spec: GemvSpec) -> int:
         """What x takes, with the partial sums where these take its place."""
         x = self.tokens * self.x_stride(spec)
-        return max(x, self.partial_bytes()) if self.partial_over_x else x
+        return max(x, self.partial_bytes) if self.partial_over_x else x
 
     def shared_bytes(self, spec: GemvSpec) -> int:
-        partial = 0 if self.partial_over_x else self.partial_bytes()
+        partial = 0 if self.partial_over_x else self.partial_bytes
         exchange = 4 * self.tokens * self.rows + 16 if self.k_ctas > 1 else 0
         return self.staged_bytes(spec) + partial + exchange
 

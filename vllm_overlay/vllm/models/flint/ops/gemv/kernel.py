@@ -47,6 +47,8 @@ class GemvKernel:
         self.spec = spec
         self.config = config
         self.steps = config.steps(spec)
+        self.weight: FragmentWeight | RowMajorWeight
+        self.activations: StagedActivations
         if spec.layout == "fragments":
             self.weight = FragmentWeight(spec, config)
             self.activations = FragmentActivations(spec, config)
