@@ -10,10 +10,10 @@ from dataclasses import asdict
 
 import torch
 from tqdm import tqdm
-from vllm.models.flint.ops.activation import silu_and_mul
 from vllm.models.flint.ops.fragments import to_fragments
 from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK
 from vllm.models.flint.ops.gemv.tables import GemmTiles
+from vllm.models.flint.ops.norm import silu_and_mul
 
 from gemvbench.sets import SMS
 from gemvbench.shapes import Layer

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from vllm.models.flint.ops import dense, fragments, nvfp4_gemv
-from vllm.models.flint.ops.activation import silu_and_mul
 from vllm.models.flint.ops.gemv.config import Layout
+from vllm.models.flint.ops.norm import silu_and_mul
 
 from gemvbench.shapes import Layer
 from gemvbench.weights import Weight

@@ -110,7 +110,7 @@ class Problem:
         noise = torch.rand(heads, device=device, generator=g)
         return cls(
             q.bfloat16(),
-            _strided(cache, layout),
+            strided(cache, layout),
             tables,
             torch.tensor(lengths, dtype=torch.int32, device=device),
             (sink * signs * (0.5 + noise)).float(),
@@ -182,7 +182,7 @@ class Problem:
         return (exact - slack).reshape(heads), (exact + slack).reshape(heads)
 
 
-def _strided(cache: torch.Tensor, layout: str) -> torch.Tensor:
+def strided(cache: torch.Tensor, layout: str) -> torch.Tensor:
     """The same values behind a layout's strides."""
     blocks, heads, page, content = cache.shape
     if layout == "HND":

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from .activation import silu_and_mul
 from .gemv.config import SCALE_ROWS
 from .gemv.variants import report_compilation
+from .norm import silu_and_mul
 from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv
 
 # How much of a weight is dequantized at a time: all of it, but for a head.

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from .activation import silu_and_mul
 from .gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
 from .gemv.tables import GemmTiles, Shape
 from .gemv.variants import report_compilation
+from .norm import silu_and_mul
 from .nvfp4_gemv import fragment_gemv, gemm_tiles, max_tokens
 
 # The release whose layout and numerics were read, tested and measured.
