@@ -8,22 +8,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from vllm.models.flint.ops.gemv.config import SCALE_ROWS, GemvConfig, GemvSpec, Layout
+from vllm.models.flint.ops.gemv.config import (
+    MMA_TOKENS,
+    SCALE_ROWS,
+    GemvConfig,
+    GemvSpec,
+    Layout,
+)
 from vllm.models.flint.ops.gemv.tables import (
+    Shape,
     candidates,
     default_config,
     estimated_cost,
     load_table,
     token_tiles,
 )
+from vllm.models.flint.ops.qkv_fused import MAX_M
 
-from gemvbench.shapes import Layer, layers_of
+from gemvbench.shapes import HIDDEN, Layer, layers_of
 
 # A GEMV, or a dequantization: row width and decode form.
 Variant: TypeAlias = tuple[GemvSpec, GemvConfig] | tuple[int, str]
 
 # The H200's. Another count of SMs only changes which schedules look worth trying.
 SMS = 132
+# RMSNorm's, in Flint's config.
+EPS = 1e-6
 # Small and odd shapes: (N, K, silu_mul).
 TEST_SHAPES = [
     (128, 64, False),
@@ -71,14 +81,33 @@ def chosen(
     spec = spec_of(layer, form, pdl, layout)
     shape = layer.shape(form, layout)
     entry = load_table(table).get(shape)
-    found: list[Variant] = []
-    for nt in token_tiles(spec, entry):
-        config = None if entry is None else entry.schedules.get(nt)
-        if config is None or config.why_not(spec) is not None:
-            config = default_config(spec, shape.n, nt, SMS)
-        found.append((spec, config))
+    found: list[Variant] = [
+        (spec, _schedule(spec, shape, table, nt)) for nt in token_tiles(spec, entry)
+    ]
     if shape.dequantized:
         found.append((layer.k, form))
+    return found
+
+
+def _schedule(spec: GemvSpec, shape: Shape, table: str, nt: int) -> GemvConfig:
+    entry = load_table(table).get(shape)
+    config = None if entry is None else entry.schedules.get(nt)
+    if config is None or config.why_not(spec) is not None:
+        return default_config(spec, shape.n, nt, SMS)
+    return config
+
+
+def normed(layer: Layer, form: str, table: str, pdl: bool = True) -> list[Variant]:
+    """What the fused QKV picks for a layer, in each layout that it may have."""
+    found: list[Variant] = []
+    for f, layout in _kinds(form):
+        spec = replace(spec_of(layer, f, pdl, layout), norm_eps=EPS)
+        shape = layer.shape(f, layout)
+        found += [
+            (spec, _schedule(spec, shape, table, nt))
+            for nt in token_tiles(spec, None)
+            if MMA_TOKENS * nt <= MAX_M
+        ]
     return found
 
 
@@ -96,6 +125,7 @@ def served(table: str, form: str) -> list[Variant]:
         for layer in layers
         for f, layout in _kinds(form)
     ]
+    found += [normed(Layer(5120 // tp, HIDDEN), form, table) for tp in (1, 2)]
     return list(dict.fromkeys(itertools.chain(*found)))
 
 
@@ -111,6 +141,8 @@ def tested(table: str, form: str) -> list[Variant]:
             layer, head = Layer(n, k, silu), Layer(n, k, silu, fp32_out=True)
             found += chosen(layer, f, table, pdl=False, layout=layout)
             found += chosen(head, f, table, layout=layout)
+    found += normed(Layer(5120, HIDDEN), form, table, pdl=False)
+    found += normed(Layer(5120, 256), form, table)
     # Every code times every scale.
     found += chosen(Layer(256, 32, fp32_out=True), form, table)
     return list(dict.fromkeys(found))

@@ -8,19 +8,21 @@ import pytest
 
 from support.targets import TARGETS, compile_for, sass_without_spills
 
-KINDS = ["nvfp4", "nvfp4-silu", "bf16"]
+KINDS = ["nvfp4", "nvfp4-silu", "nvfp4-normed", "bf16", "bf16-normed"]
 BUILT = [(target, kind) for target in TARGETS for kind in KINDS]
 # Only SM90 reads the layout of quack's GEMM.
-BUILT.append(("sm_90a", "fragments"))
+BUILT += [("sm_90a", "fragments"), ("sm_90a", "fragments-normed")]
 SCRIPT = """
 import pathlib, sys
 from ptx.gemv import compile_files
 from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
 nvfp4, *kinds, folder = sys.argv[1:]
 for kind in kinds:
-    form = "bf16" if kind == "bf16" else nvfp4
-    layout = "fragments" if kind == "fragments" else "row_major"
-    spec = GemvSpec(2048, form, kind == "nvfp4-silu", layout=layout)
+    form = "bf16" if kind.startswith("bf16") else nvfp4
+    layout = "fragments" if kind.startswith("fragments") else "row_major"
+    eps = 1e-6 if kind.endswith("normed") else None
+    silu = kind == "nvfp4-silu"
+    spec = GemvSpec(2048, form, silu, layout=layout, norm_eps=eps)
     config = GemvConfig(1, 4, 1, 2, 2, 16 if form == "bf16" else 4, 1)
     cubin = compile_files(spec, config)["cubin"]
     pathlib.Path(folder, f"{kind}.cubin").write_bytes(cubin)
@@ -50,8 +52,8 @@ def test_compiles_for_target(cubins: dict[str, Path], target: str, kind: str) ->
     assert loads
     assert max(loads) < wait
     # FP16 holds a scale exactly: the cheapest way to BF16 where none is negative.
-    assert ("F2FP.F16.E4M3" in sass) == (kind == "fragments")
+    assert ("F2FP.F16.E4M3" in sass) == kind.startswith("fragments")
     assert "HMMA.16816.F32.BF16" in sass
     assert ("F2FP.BF16.E2M1" in sass) == (
-        kind != "bf16" and nvfp4_form(target) == "cvt"
+        not kind.startswith("bf16") and nvfp4_form(target) == "cvt"
     )

@@ -98,7 +98,7 @@ def e4m3_to_f32(byte: np.ndarray) -> np.ndarray:
 def _parse(text: str):
     """Splits PTX into (guard, negated, opcode, operands) and label positions."""
     body = text[text.index("{", text.index(".reqntid")) + 1 :]
-    body = re.sub(r"//[^\n]*", "", body)
+    body = _unique_labels(re.sub(r"//[^\n]*", "", body))
     program: list[tuple[str | None, bool, str, list[str]]] = []
     labels: dict[str, int] = {}
     for statement in body.split(";"):
@@ -122,6 +122,17 @@ def _parse(text: str):
         operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", rest)
         program.append((guard, negated, opcode, operands))
     return program, labels
+
+
+def _unique_labels(body: str) -> str:
+    """Numbers the labels of inline waits, which are the same in each."""
+    count = iter(range(len(body)))
+
+    def number(wait: re.Match[str]) -> str:
+        index = next(count)
+        return re.sub(r"\b(LAB_WAIT|DONE)\b", rf"\g<1>_{index}", wait[0])
+
+    return re.sub(r"LAB_WAIT:.*?DONE:", number, body, flags=re.DOTALL)
 
 
 class PtxKernel:

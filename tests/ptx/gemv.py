@@ -22,7 +22,7 @@ def compile_ptx(spec, config) -> str:
     return compile_files(spec, config)["ptx"].decode()
 
 
-def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None):
+def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None, norm=()):
     """Runs the kernel on NumPy data.
 
     Args:
@@ -31,6 +31,8 @@ def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None):
         weight: uint8 [N, K/2], BF16 bits uint16 [N, K], or fragments.
         scales: E4M3 bytes, swizzled or as fragments.
         global_scale: Python float.
+        norm: for a normed x: BF16 bits of the residual [M, K], whose rows may be one,
+            of the norm's weight, and where to write the new residual.
 
     Returns:
         Output as float64 [M, N or N/2]; unwritten elements are NaN.
@@ -50,6 +52,15 @@ def run_gemv(text, spec, config, x, weight, scales=None, global_scale=None):
         scale = np.array([global_scale], np.float32)
         params.append(struct.pack("<Q", memory.add(scale)))
     params.append(struct.pack("<Qiiq", memory.add(out), m, width, width))
+    if norm:
+        residual, norm_weight, total = norm
+        stride = residual.strides[0] // 2
+        place = memory.add(residual if stride else residual[:1])
+        params += [
+            struct.pack("<Qi4xq", place, m, stride),
+            struct.pack("<Q", memory.add(norm_weight)),
+            struct.pack("<Qi4x", memory.add(total), m),
+        ]
     ctas = config.grid_rows(n, spec) * config.k_ctas
     kernel.run(ctas, config.k_ctas, params, memory)
     if spec.fp32_out:

@@ -375,6 +375,7 @@ HANDLERS = {
     "mul": _arithmetic(np.multiply), "neg": _arithmetic(np.negative),
     "not": _logic(np.invert), "or": _logic(np.bitwise_or), "prmt": _prmt,
     "rcp": _arithmetic(np.reciprocal), "ret": _ret, "selp": _selp, "setp": _setp,
+    "rsqrt": _arithmetic(lambda a: np.float32(1) / np.sqrt(a)),
     "shf": _shf, "shl": _logic(_shift_left), "shr": _logic(_shift_right),
     "st": _st, "sub": _arithmetic(np.subtract), "xor": _logic(np.bitwise_xor),
     "atom": _atom, "div": _arithmetic(_divide),

@@ -180,3 +180,19 @@ def output_bounds(
     return Bounds(
         found.low - found.low.abs() * 2.0**-23, found.high + found.high.abs() * 2.0**-23
     )
+
+
+def normed_output_bounds(
+    normed: Bounds, values: torch.Tensor, scale: float = 1.0
+) -> Bounds:
+    """Bounds of a linear layer's BF16 output where x itself was rounded by a kernel.
+
+    Args:
+        normed: What each of x [M, K] may be.
+        values: float64 [N, K], exact BF16 weights.
+        scale: Multiplies the sum, in FP32.
+    """
+    middle, half = (normed.low + normed.high) / 2, (normed.high - normed.low) / 2
+    found = linear_bounds(middle, values, scale)
+    slack = half @ values.abs().T * abs(scale)
+    return Bounds(found.low - slack, found.high + slack).rounded()

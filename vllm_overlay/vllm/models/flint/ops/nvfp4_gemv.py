@@ -9,7 +9,6 @@ of it may be captured in a CUDA graph once compiled (``warmup``).
 
 import functools
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 
@@ -26,8 +25,7 @@ from .gemv.tables import (
     token_tiles,
 )
 from .gemv.variants import dequantize_variant, gemv_variant
-
-_Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+from .gemv_weight import GemvWeight, check_row_major
 
 
 def nvfp4_gemv(
@@ -60,16 +58,8 @@ def nvfp4_gemv(
         ValueError: an argument has the wrong type, shape or layout.
 
     """
-    n, k = weight.shape[0], 2 * weight.shape[1]
-    _check_weight(weight, weight_scale, n, k, 32)
-    _check_x(x, n, k, silu_mul)
-    _check_global_scale(global_scale)
-    operands = (
-        weight.view(torch.int32),
-        weight_scale.view(-1).view(torch.int32),
-        global_scale.view(1),
-    )
-    return _run(x, operands, Shape(n, k, silu_mul), pdl, out_dtype)
+    loaded = GemvWeight.row_major(weight, weight_scale, global_scale)
+    return _run(x, loaded, silu_mul, pdl, out_dtype)
 
 
 def fragment_gemv(
@@ -94,26 +84,8 @@ def fragment_gemv(
         out_dtype: as in ``nvfp4_gemv``.
 
     """
-    groups, blocks = weight.shape[:2]
-    n, k = 64 * groups, 64 * blocks
-    for name, tensor, shape in (
-        ("weight", weight, (groups, blocks, 128, 16)),
-        ("weight_scale", weight_scale, (groups, blocks, 32, 4, 2)),
-    ):
-        if tensor.dtype != torch.uint8 or tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be uint8 {list(shape)}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous")
-    if n == 0 or n % SCALE_ROWS or k == 0:
-        raise ValueError(f"N must be a positive multiple of 128, K of 64: {n} x {k}")
-    _check_x(x, n, k, silu_mul)
-    _check_global_scale(global_scale)
-    operands = (
-        weight.view(groups, -1).view(torch.int32),
-        weight_scale.view(-1).view(torch.int32),
-        global_scale.view(1),
-    )
-    return _run(x, operands, Shape(n, k, silu_mul, False, "fragments"), pdl, out_dtype)
+    loaded = GemvWeight.fragments(weight, weight_scale, global_scale)
+    return _run(x, loaded, silu_mul, pdl, out_dtype)
 
 
 def bf16_gemv(
@@ -127,14 +99,55 @@ def bf16_gemv(
 
     Other arguments, result and errors are those of ``nvfp4_gemv``.
     """
-    n, k = weight.shape
-    if weight.dtype != torch.bfloat16 or not weight.is_contiguous():
-        raise ValueError("weight must be contiguous BF16 [N, K]")
-    if k == 0 or k % 8:
-        raise ValueError(f"K must be a positive multiple of 8, got {k}")
-    _check_x(x, n, k, silu_mul)
-    operands = (weight.view(torch.int32), None, None)
-    return _run(x, operands, Shape(n, k, silu_mul, True), pdl, out_dtype)
+    return _run(x, GemvWeight.bf16(weight), silu_mul, pdl, out_dtype)
+
+
+def normed_gemv(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: GemvWeight,
+    out: torch.Tensor,
+    new_residual: torch.Tensor,
+    pdl: bool = True,
+) -> None:
+    """The GEMV of the RMSNorm of ``x + residual``, in one launch.
+
+    Args:
+        x: BF16 [M, K], unit inner stride, at most as many rows as one launch takes.
+        residual: like ``x``; rows may be one row repeated.
+        norm_weight: BF16 [K].
+        eps: added to the mean of squares.
+        weight: of any layout.
+        out: where to write the product, BF16 [M, N], contiguous.
+        new_residual: where to write x + residual, BF16 [M, K], contiguous, in memory
+            of its own.
+        pdl: see ``nvfp4_gemv``.
+
+    Raises:
+        ValueError: an argument has the wrong type, shape or layout.
+
+    """
+    shape = weight.shape
+    _check_x(x, shape.k)
+    _check_x(residual, shape.k, "residual")
+    if norm_weight.dtype != torch.bfloat16 or norm_weight.shape != (shape.k,):
+        raise ValueError(f"the norm's weight must be BF16 [{shape.k}]")
+    spec = _spec(shape, pdl, torch.bfloat16, eps)
+    tiles = token_tiles(spec, None)
+    nt = next((t for t in tiles if x.shape[0] <= MMA_TOKENS * t), None)
+    if nt is None:
+        most = MMA_TOKENS * max(tiles, default=0)
+        raise ValueError(f"one launch takes at most {most} tokens, got {x.shape[0]}")
+    gemv_variant(spec, _config(spec, shape, nt))(
+        _with_aligned_rows(x),
+        *weight.operands,
+        out,
+        _with_aligned_rows(residual),
+        norm_weight,
+        new_residual,
+    )
 
 
 def dequantize_rows(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -143,7 +156,7 @@ def dequantize_rows(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.T
     Arguments and errors are those of ``nvfp4_gemv``; K is a multiple of 16.
     """
     n, k = weight.shape[0], 2 * weight.shape[1]
-    _check_weight(weight, weight_scale, n, k, 16)
+    check_row_major(weight, weight_scale, 16)
     out = torch.empty((n, k), dtype=torch.bfloat16, device=weight.device)
     if n:
         dequantize_variant(k, _decode_form())(
@@ -221,37 +234,31 @@ def warmup_for(shape: Shape, pdl: bool, out_dtype: torch.dtype) -> None:
         dequantize_variant(shape.k, spec.form)
 
 
-def _check_weight(
-    weight: torch.Tensor, weight_scale: torch.Tensor, n: int, k: int, k_multiple: int
-) -> None:
-    if weight.dtype != torch.uint8 or not weight.is_contiguous():
-        raise ValueError("weight must be contiguous uint8 [N, K/2]")
-    if k == 0 or k % k_multiple:
-        raise ValueError(f"K must be a positive multiple of {k_multiple}, got {k}")
-    scale_bytes = weight_scale.numel() * weight_scale.element_size()
-    padded = -(-n // SCALE_ROWS) * SCALE_ROWS * -(-k // 64) * 4
-    if scale_bytes != padded or not weight_scale.is_contiguous():
-        raise ValueError(
-            f"weight_scale must be the {padded} swizzled E4M3 bytes of a {n} x {k} "
-            f"weight, got {scale_bytes} bytes"
-        )
+def warmup_normed(shape: Shape, eps: float, most: int, pdl: bool = True) -> int:
+    """Compiles what ``normed_gemv`` may launch for up to ``most`` tokens.
+
+    Returns:
+        Up to how many of these tokens it serves; 0 where no schedule fits the shape.
+
+    """
+    spec = _spec(shape, pdl, torch.bfloat16, eps)
+    tiles = [nt for nt in token_tiles(spec, None) if MMA_TOKENS * nt <= most]
+    for nt in tiles:
+        gemv_variant(spec, _config(spec, shape, nt))
+    return MMA_TOKENS * max(tiles, default=0)
 
 
-def _check_global_scale(global_scale: torch.Tensor) -> None:
-    if global_scale.dtype != torch.float32 or global_scale.numel() != 1:
-        raise ValueError("global_scale must be one FP32 value")
-
-
-def _check_x(x: torch.Tensor, n: int, k: int, silu_mul: bool) -> None:
+def _check_x(x: torch.Tensor, k: int, name: str = "x") -> None:
     if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != k:
-        raise ValueError(f"x must be BF16 [M, {k}], got {x.dtype} {tuple(x.shape)}")
+        got = f"{x.dtype} {tuple(x.shape)}"
+        raise ValueError(f"{name} must be BF16 [M, {k}], got {got}")
     if x.stride(1) != 1 and x.numel():
-        raise ValueError("x must have unit inner stride")
-    if silu_mul and n % 2:
-        raise ValueError(f"silu_mul needs an even number of weight rows, got {n}")
+        raise ValueError(f"{name} must have unit inner stride")
 
 
-def _spec(shape: Shape, pdl: bool, out_dtype: torch.dtype) -> GemvSpec:
+def _spec(
+    shape: Shape, pdl: bool, out_dtype: torch.dtype, norm_eps: float | None = None
+) -> GemvSpec:
     width = shape.n // 2 if shape.silu_mul else shape.n
     return GemvSpec(
         k=shape.k,
@@ -261,23 +268,27 @@ def _spec(shape: Shape, pdl: bool, out_dtype: torch.dtype) -> GemvSpec:
         full_blocks=width % SCALE_ROWS == 0,
         pdl=pdl,
         layout=shape.layout,
+        norm_eps=norm_eps,
     )
 
 
 def _run(
     x: torch.Tensor,
-    operands: _Operands,
-    shape: Shape,
+    weight: GemvWeight,
+    silu_mul: bool,
     pdl: bool,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
+    shape = replace(weight.shape, silu_mul=silu_mul)
+    _check_x(x, shape.k)
+    if silu_mul and shape.n % 2:
+        raise ValueError(f"silu_mul needs an even number of weight rows, got {shape.n}")
     if out_dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"out_dtype must be BF16 or FP32, got {out_dtype}")
-    width = shape.n // 2 if shape.silu_mul else shape.n
-    if shape.silu_mul and width % SCALE_ROWS:
+    width = shape.n // 2 if silu_mul else shape.n
+    if silu_mul and width % SCALE_ROWS:
         # Gate and up rows of one CTA must lie alike in their blocks.
-        plain = replace(shape, silu_mul=False)
-        gate, up = _run(x, operands, plain, pdl, torch.bfloat16).float().chunk(2, dim=1)
+        gate, up = _run(x, weight, False, pdl, torch.bfloat16).float().chunk(2, dim=1)
         return (gate * torch.sigmoid(gate) * up).to(out_dtype)
     out = x.new_empty((x.shape[0], width), dtype=out_dtype)
     if out.numel() == 0:
@@ -288,7 +299,7 @@ def _run(
     most = MMA_TOKENS * tiles[-1]
     for part, result in zip(x.split(most), out.split(most), strict=True):
         nt = next(t for t in tiles if part.shape[0] <= MMA_TOKENS * t)
-        gemv_variant(spec, _config(spec, shape, nt))(part, *operands, result)
+        gemv_variant(spec, _config(spec, shape, nt))(part, *weight.operands, result)
     return out
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""q/k norm, RoPE and the write to the paged KV cache, for any number of tokens (Triton).
+"""q/k norm, RoPE and the write to the paged KV cache, for any tokens (Triton).
 
 Numerics: the norm of a head, its weight and the rotation are FP32, with an FP32 cos/sin
 table and one rounding. v is copied. An FP8 cache takes the rounded k and v over their
@@ -193,9 +193,7 @@ def qk_norm_rope_cache(
         raise ValueError(f"cos_sin_cache must be FP32 [positions, {head_dim}]")
     heads = 1 if tokens <= _FEW_TOKENS else _HEADS_OF_MANY
     pdl = {"launch_pdl": True} if wait else {}
-    _qk_norm_rope_kernel[
-        (tokens, triton.cdiv(num_q_heads + 2 * num_kv_heads, heads))
-    ](
+    _qk_norm_rope_kernel[(tokens, triton.cdiv(num_q_heads + 2 * num_kv_heads, heads))](
         qkv,
         positions,
         q_weight,
@@ -230,7 +228,7 @@ def qk_norm_rope_cache(
 
 
 def _typed(cache: torch.Tensor) -> torch.Tensor:
-    """vLLM keeps an FP8 cache as bytes."""
+    """Give an FP8 cache, which vLLM keeps as bytes, its type."""
     return cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
 
 

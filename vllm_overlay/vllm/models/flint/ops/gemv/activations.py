@@ -27,12 +27,10 @@ _LOW, _HIGH = 0x5410, 0x7632
 class StagedActivations:
     """How x is staged and read back as B fragments."""
 
-    # Width of K that a thread copies at a time.
-    unit_k = _CHUNK_K
-
     def __init__(self, spec: GemvSpec, config: GemvConfig):
         self.spec = spec
         self.config = config
+        self.unit_k = spec.unit_k
         self.half_pairs = not spec.is_bf16 and FORMS[spec.form].half_pairs
         self.chunks = config.cta_k(spec) // _CHUNK_K
         self.words = config.x_stride(spec) // 4
@@ -67,7 +65,7 @@ class StagedActivations:
             for j in cutlass.range_constexpr(count):
                 index = thread + (batch * in_flight + j) * threads
                 if total % threads == 0 or index < total:
-                    self._store_unit(s_x, held[j], index)
+                    self.store_unit(s_x, held[j], index)
 
     @cute.jit
     def _load_unit(self, m_x: cute.Tensor, rank: Int32, index: Int32):
@@ -85,7 +83,8 @@ class StagedActivations:
         return cute.recast_tensor(values, Uint32)
 
     @cute.jit
-    def _store_unit(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
+    def store_unit(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
+        """Stores ``unit_k`` values, BF16 pairs in order, in their places."""
         token, chunk = index // self.chunks, index % self.chunks
         paired = cute.make_rmem_tensor((4,), Uint32)
         if cutlass.const_expr(self.half_pairs):
@@ -126,13 +125,11 @@ class FragmentActivations(StagedActivations):
     a step have their slots exchanged.
     """
 
-    unit_k = 16
-
     def lane_slot(self, word: int, lane: Int32):
         return 4 * word + ((lane % 4) ^ (word // 2))
 
     @cute.jit
-    def _store_unit(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
+    def store_unit(self, s_x: cute.Tensor, words: cute.Tensor, index: Int32):
         units = self.chunks // 2
         token, unit = index // units, index % units
         word = unit // 2

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 
 from .config import FRAGMENT_BLOCK, SCALE_ROWS, GemvConfig, GemvSpec
 from .dequantize import DequantizeKernel
-from .kernel import GemvKernel
+from .kernel import GemvKernel, NormedGemvKernel
 
 _OPTIONS = "--enable-tvm-ffi --opt-level 3"
 
@@ -18,19 +18,15 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
     """Compiles a variant for the current target (``CUTE_DSL_ARCH`` or the GPU).
 
     Returns:
-        A callable (x, weight words, scale words or None, global scale or None, out).
+        A callable (x, weight words, scale words or None, global scale or None, out),
+        and for a normed x also (residual, norm weight, new residual).
 
     """
     fake = functools.partial(cute.runtime.make_fake_compact_tensor, assumed_align=16)
     m = cute.sym_int()
     n = cute.sym_int()
     n_out = cute.sym_int(divisibility=SCALE_ROWS if spec.full_blocks else 1)
-    x = cute.runtime.make_fake_tensor(
-        cutlass.BFloat16,
-        (m, spec.k),
-        stride=(cute.sym_int64(divisibility=8), 1),
-        assumed_align=16,
-    )
+    x = _fake_rows(m, spec.k)
     words = spec.k // (2 if spec.is_bf16 else 8)
     if spec.layout == "fragments":
         words *= FRAGMENT_BLOCK
@@ -44,15 +40,31 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
     out_type = cutlass.Float32 if spec.fp32_out else cutlass.BFloat16
     out = fake(out_type, (m, n_out), stride_order=(1, 0))
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    kernel, norm = GemvKernel, []
+    if spec.norm_eps is not None:
+        total = fake(cutlass.BFloat16, (m, spec.k), stride_order=(1, 0))
+        kernel = NormedGemvKernel
+        norm = [_fake_rows(m, spec.k), fake(cutlass.BFloat16, (spec.k,)), total]
     return cute.compile(
-        GemvKernel(spec, config),
+        kernel(spec, config),
         x,
         weight,
         scales,
         scale,
         out,
+        *norm,
         stream,
         options=_OPTIONS,
+    )
+
+
+def _fake_rows(m, k: int):
+    """BF16 [M, K] whose rows may be strided."""
+    return cute.runtime.make_fake_tensor(
+        cutlass.BFloat16,
+        (m, k),
+        stride=(cute.sym_int64(divisibility=8), 1),
+        assumed_align=16,
     )
 
 

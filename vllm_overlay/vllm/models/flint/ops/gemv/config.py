@@ -17,6 +17,8 @@ FRAGMENT_BLOCK = 64
 MMA_ROWS = 16
 MMA_TOKENS = 8
 _MAX_SHARED_BYTES = 227 * 1024
+# Values of x that a thread can hold in registers while their row is normed.
+_MAX_NORMED_VALUES = 64
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class GemvSpec:
             a bounds check.
         pdl: whether weight loads overlap the previous kernel in the stream.
         layout: of the weight.
+        norm_eps: the product is of norm(x + residual), an RMSNorm with this epsilon
+            (``normed``); None where it is of x.
 
     """
 
@@ -42,6 +46,7 @@ class GemvSpec:
     full_blocks: bool = True
     pdl: bool = True
     layout: Layout = "row_major"
+    norm_eps: float | None = None
 
     def __post_init__(self) -> None:
         if self.layout == "fragments" and (self.form != "mul" or not self.full_blocks):
@@ -60,6 +65,11 @@ class GemvSpec:
     def step_k(self) -> int:
         """Width of K that one warp takes in one step: four lanes a row."""
         return 4 * self.lane_k
+
+    @property
+    def unit_k(self) -> int:
+        """Width of K that a thread stages of x at a time."""
+        return 16 if self.layout == "fragments" else 8
 
     @property
     def parts(self) -> int:
@@ -123,6 +133,10 @@ class GemvConfig:
         rows = self.rows // spec.parts
         return -(-(n // spec.parts) // SCALE_ROWS) * (SCALE_ROWS // rows)
 
+    def staged_units(self, spec: GemvSpec) -> int:
+        """How many times ``spec.unit_k`` values of x each thread stages."""
+        return -(-self.tokens * self.cta_k(spec) // (spec.unit_k * self.threads))
+
     def x_stride(self, spec: GemvSpec) -> int:
         """Bytes between two tokens of staged x: bank-conflict free reads."""
         return 2 * self.cta_k(spec) + 64
@@ -149,7 +163,10 @@ class GemvConfig:
     def shared_bytes(self, spec: GemvSpec) -> int:
         partial = 0 if self.partial_over_x else self.partial_bytes
         exchange = 4 * self.tokens * self.rows + 16 if self.k_ctas > 1 else 0
-        return self.staged_bytes(spec) + partial + exchange
+        # At most one FP32 square sum for 4 units of 8 from every CTA of the cluster.
+        squares = self.tokens * self.cta_k(spec) * self.k_ctas // 8 + 16
+        normed = 0 if spec.norm_eps is None else squares
+        return self.staged_bytes(spec) + partial + exchange + normed
 
     def why_not(self, spec: GemvSpec) -> str | None:
         """Why this schedule cannot compute ``spec``, or None."""
@@ -169,6 +186,9 @@ class GemvConfig:
             return "more steps in flight than there are"
         if (self.k_ctas - 1) * self.cta_k(spec) >= spec.k:
             return "K is too small for this split"
+        held = self.staged_units(spec) * spec.unit_k
+        if spec.norm_eps is not None and held > _MAX_NORMED_VALUES:
+            return f"{held} values of x are more than a thread can hold"
         if self.shared_bytes(spec) > _MAX_SHARED_BYTES:
             return f"{self.shared_bytes(spec)} bytes of shared memory"
         return None

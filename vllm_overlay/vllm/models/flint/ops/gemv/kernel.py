@@ -28,6 +28,7 @@ from . import primitives as p
 from .activations import FragmentActivations, StagedActivations
 from .config import SCALE_ROWS, GemvConfig, GemvSpec
 from .fragments import FragmentWeight
+from .normed import NormPrologue
 from .reduction import Reduction
 from .weights import RowMajorWeight
 
@@ -55,6 +56,7 @@ class GemvKernel:
         else:
             self.weight = RowMajorWeight(spec, config)
             self.activations = StagedActivations(spec, config)
+        self.norm = NormPrologue(spec, config, self.activations)
         self.reduction = Reduction(spec, config, self.weight)
 
     @cute.jit
@@ -79,10 +81,26 @@ class GemvKernel:
             stream: CUDA stream.
 
         """
+        self.launch(m_x, m_w, m_sf, m_scale, m_out, None, None, None, stream)
+
+    @cute.jit
+    def launch(
+        self,
+        m_x: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_scale: cute.Tensor | None,
+        m_out: cute.Tensor,
+        m_residual: cute.Tensor | None,
+        m_norm: cute.Tensor | None,
+        m_total: cute.Tensor | None,
+        stream,
+    ):
+        """Launches with or without the norm; see ``NormedGemvKernel.__call__``."""
         config = self.config
         blocks = cute.ceil_div(cute.size(m_out, mode=[1]), SCALE_ROWS)
         tiles = blocks * (SCALE_ROWS * self.spec.parts // config.rows)
-        self.kernel(m_x, m_w, m_sf, m_scale, m_out).launch(
+        self.kernel(m_x, m_w, m_sf, m_scale, m_out, m_residual, m_norm, m_total).launch(
             grid=[tiles * config.k_ctas, 1, 1],
             block=[config.threads, 1, 1],
             cluster=[config.k_ctas, 1, 1] if config.k_ctas > 1 else None,
@@ -99,6 +117,9 @@ class GemvKernel:
         m_sf: cute.Tensor | None,
         m_scale: cute.Tensor | None,
         m_out: cute.Tensor,
+        m_residual: cute.Tensor | None,
+        m_norm: cute.Tensor | None,
+        m_total: cute.Tensor | None,
     ):
         spec, config = self.spec, self.config
         if const_expr(spec.pdl):
@@ -123,6 +144,14 @@ class GemvKernel:
             s_partial = cute.make_tensor(over_x, partial_layout)
         else:
             s_partial = smem.allocate_tensor(Float32, partial_layout, 16)
+        s_squares = squares_barrier = norm_weight = None
+        if const_expr(spec.norm_eps is not None):
+            s_squares = smem.allocate_tensor(Float32, self.norm.squares_layout(), 16)
+            if const_expr(config.k_ctas > 1):
+                squares_barrier = smem.allocate_array(Int64, 1)
+                self.norm.open_squares(
+                    squares_barrier, cute.size(m_x, mode=[0]), thread
+                )
         s_exchange = barrier = None
         if const_expr(config.k_ctas > 1):
             s_exchange = smem.allocate_tensor(
@@ -138,6 +167,8 @@ class GemvKernel:
             loaded[s] = self.weight.load_step(
                 m_w, m_sf, tile, row_warp, lane, first + s
             )
+        if const_expr(spec.norm_eps is not None):
+            norm_weight = self.norm.load_weight(m_norm, rank, thread)
         scale = Float32(1.0)
         if const_expr(m_scale is not None):
             scale = m_scale[0] * self.weight.output_scale  # type: ignore[index]
@@ -153,7 +184,21 @@ class GemvKernel:
         if const_expr(spec.pdl):
             cute.arch.griddepcontrol_wait()
 
-        self.activations.stage(m_x, s_x, rank, thread)
+        if const_expr(spec.norm_eps is None):
+            self.activations.stage(m_x, s_x, rank, thread)
+        else:
+            self.norm.stage(
+                m_x,
+                m_residual,
+                m_total,
+                norm_weight,
+                s_x,
+                s_squares,
+                squares_barrier,
+                rank,
+                tile,
+                thread,
+            )
         cute.arch.sync_threads()
 
         acc = [
@@ -187,3 +232,36 @@ class GemvKernel:
                         acc[t][m] = p.mma_m16n8k16(
                             tile[2 * word + j], (b[2 * j], b[2 * j + 1]), acc[t][m]
                         )
+
+
+class NormedGemvKernel(GemvKernel):
+    """The kernel of norm(x + residual); see ``normed``."""
+
+    @cute.jit
+    def __call__(
+        self,
+        m_x: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_scale: cute.Tensor | None,
+        m_out: cute.Tensor,
+        m_residual: cute.Tensor,
+        m_norm: cute.Tensor,
+        m_total: cute.Tensor,
+        stream,
+    ):
+        """Launches the kernel; all but these arguments as in ``GemvKernel``.
+
+        Args:
+            m_x: x, BF16 [M, K].
+            m_w: see ``GemvKernel``.
+            m_sf: see ``GemvKernel``.
+            m_scale: see ``GemvKernel``.
+            m_out: see ``GemvKernel``.
+            m_residual: BF16 [M, K].
+            m_norm: weight of the norm, BF16 [K].
+            m_total: x + residual, BF16 [M, K], in memory of its own.
+            stream: CUDA stream.
+
+        """
+        self.launch(m_x, m_w, m_sf, m_scale, m_out, m_residual, m_norm, m_total, stream)

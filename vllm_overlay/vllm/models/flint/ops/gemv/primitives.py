@@ -111,6 +111,13 @@ def cvt_e4m3x2_to_f16x2(x, high: bool, *, loc=None, ip=None) -> Uint32:
 
 
 @dsl_user_op
+def push_f32(pointer, value, barrier, rank, *, loc=None, ip=None) -> None:
+    """``push_f32x4`` for one value."""
+    word = Int32(llvm.bitcast(T.i32(), Float32(value).ir_value(loc=loc, ip=ip)))
+    cute.arch.store_async_dsmem(pointer, word, barrier, rank, loc=loc, ip=ip)
+
+
+@dsl_user_op
 def push_f32x4(pointer, values, barrier, rank, *, loc=None, ip=None) -> None:
     """Stores four FP32 values in another CTA's shared memory, asynchronously.
 
