@@ -19,7 +19,6 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group, tensor_model_parallel_all_gather
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory, GateLinear
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
@@ -48,6 +47,7 @@ from vllm.sequence import IntermediateTensors
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
 from .ops.linear import gate_up_silu_mul, install_flint_dense_kernels
+from .ops.norm import RMSNorm
 from .patchset import require_patches
 
 __all__ = [
@@ -201,12 +201,19 @@ class FlintDecoderLayer(nn.Module):
             This layer's MLP output and the residual stream before it.
 
         """
-        if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
+        if self.self_attn.uses_kernels:
+            if residual is None:
+                residual = torch.zeros_like(hidden_states)
+            hidden_states, residual = self.self_attn.forward_fused(
+                positions, hidden_states, residual, self.input_layernorm
+            )
         else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.self_attn(positions, hidden_states)
+            if residual is None:
+                residual = hidden_states
+                hidden_states = self.input_layernorm(hidden_states)
+            else:
+                hidden_states, residual = self.input_layernorm(hidden_states, residual)
+            hidden_states = self.self_attn(positions, hidden_states)
         hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
         return self.mlp(hidden_states), residual
 
@@ -370,7 +377,16 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         )
 
     def process_weights_after_loading(self) -> None:
-        """Refuse a checkpoint that left weights unset."""
+        """Refuse a checkpoint that left weights unset, and prepare the kernels."""
+        # Other pipeline stages' layers are placeholders.
+        layers = [x for x in self.model.layers if isinstance(x, FlintDecoderLayer)]
+        # Layers run one after the other, so one workspace serves them all; it is this
+        # engine's own, since another one's launches may run at the same time.
+        decoding = next((x.self_attn for x in layers if x.self_attn.decodes), None)
+        workspace = None if decoding is None else decoding.new_workspace()
+        for layer in layers:
+            eps = layer.input_layernorm.variance_epsilon
+            layer.self_attn.prepare_kernels(eps, workspace)
         # A quantized checkpoint has names of its own, and layers that check them.
         if self.quant_config is None:
             self._checkpoint.finish(skip_experts=self._skips_experts)

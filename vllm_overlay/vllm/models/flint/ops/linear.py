@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.modelopt import ModelOptLinearMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
 
+from .gemv_weight import GemvWeight
 from .global_scales import check_merged_global_scales
 from .nvfp4_gemv import max_tokens, tuned, warmup
 
@@ -23,6 +24,7 @@ __all__ = [
     "FlintNvFp4LinearKernel",
     "check_merged_global_scales",
     "gate_up_silu_mul",
+    "gemv_weight",
     "install_flint_dense_kernels",
 ]
 
@@ -99,6 +101,29 @@ def gate_up_silu_mul(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | 
     if isinstance(kernel, FlintNvFp4LinearKernel):
         return kernel.gate_up_silu_mul(layer, x)
     return None
+
+
+def gemv_weight(layer: torch.nn.Module) -> GemvWeight | str:
+    """Give a layer's processed weight to a kernel that contains the GEMV.
+
+    Args:
+        layer: a linear layer without bias.
+
+    Returns:
+        The weight, in the layer's own memory, or why there is none.
+
+    """
+    method = getattr(layer, "quant_method", None)
+    if isinstance(method, FlintBf16LinearMethod):
+        return GemvWeight.bf16(layer.weight)
+    if not isinstance(getattr(method, "kernel", None), FlintNvFp4LinearKernel):
+        return "the layer is on another linear kernel"
+    if layer.flint_padding or layer.flint_rows != layer.output_size_per_partition:
+        return "the layer's weight was padded"
+    make = GemvWeight.row_major
+    if layer.flint_layout == "fragments":
+        make = GemvWeight.fragments
+    return make(layer.weight, layer.weight_scale, layer.weight_global_scale)
 
 
 def install_flint_dense_kernels(model: torch.nn.Module) -> int:

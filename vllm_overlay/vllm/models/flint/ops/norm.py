@@ -24,10 +24,12 @@ def _rms_norm_kernel(
     residual,
     weight,
     out,
+    new_residual,
     width,
     x_stride,
     residual_stride,
     out_stride,
+    new_residual_stride,
     eps,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -40,7 +42,8 @@ def _rms_norm_kernel(
     if ADD:
         place = residual + row * residual_stride + column
         total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(place, total.to(residual.dtype.element_ty), mask=inside)
+        place = new_residual + row * new_residual_stride + column
+        tl.store(place, total.to(new_residual.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     value = total * scale * gain
@@ -77,8 +80,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     _check(rows, weight)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch_rms_norm(rows, None, weight, eps, out.view(rows.shape))
+    _launch_rms_norm(rows, None, weight, eps, out.view(rows.shape), None)
     return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``fused_add_rms_norm`` into new memory: the norm, and the new residual."""
+    _check_with_residual(x, residual, weight)
+    out, new_residual = x.new_empty(x.shape), x.new_empty(x.shape)
+    _launch_rms_norm(x, residual, weight, eps, out, new_residual)
+    return out, new_residual
 
 
 def fused_add_rms_norm(
@@ -99,10 +112,8 @@ def fused_add_rms_norm(
         ValueError: an argument has the wrong shape or layout.
 
     """
-    _check(x, weight)
-    if residual.shape != x.shape or (residual.stride(1) != 1 and residual.numel()):
-        raise ValueError(f"residual must be {tuple(x.shape)} with unit inner stride")
-    _launch_rms_norm(x, residual, weight, eps, x)
+    _check_with_residual(x, residual, weight)
+    _launch_rms_norm(x, residual, weight, eps, x, residual)
     return x, residual
 
 
@@ -146,12 +157,21 @@ def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
         raise ValueError(f"weight must be contiguous [{x.shape[1]}]")
 
 
+def _check_with_residual(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> None:
+    _check(x, weight)
+    if residual.shape != x.shape or (residual.stride(1) != 1 and residual.numel()):
+        raise ValueError(f"residual must be {tuple(x.shape)} with unit inner stride")
+
+
 def _launch_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
     out: torch.Tensor,
+    new_residual: torch.Tensor | None,
 ) -> None:
     if x.numel() == 0:
         return
@@ -161,10 +181,12 @@ def _launch_rms_norm(
         residual,
         weight,
         out,
+        new_residual,
         x.shape[1],
         x.stride(0),
         0 if residual is None else residual.stride(0),
         out.stride(0),
+        0 if new_residual is None else new_residual.stride(0),
         eps,
         ADD=residual is not None,
         BLOCK=block,

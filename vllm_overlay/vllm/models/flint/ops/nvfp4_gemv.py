@@ -242,10 +242,12 @@ def warmup_normed(shape: Shape, eps: float, most: int, pdl: bool = True) -> int:
 
     """
     spec = _spec(shape, pdl, torch.bfloat16, eps)
-    tiles = [nt for nt in token_tiles(spec, None) if MMA_TOKENS * nt <= most]
-    for nt in tiles:
-        gemv_variant(spec, _config(spec, shape, nt))
-    return MMA_TOKENS * max(tiles, default=0)
+    served = 0
+    for nt in token_tiles(spec, None):
+        if served < most:
+            gemv_variant(spec, _config(spec, shape, nt))
+            served = min(most, MMA_TOKENS * nt)
+    return served
 
 
 def _check_x(x: torch.Tensor, k: int, name: str = "x") -> None:

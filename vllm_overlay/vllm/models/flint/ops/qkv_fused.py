@@ -21,7 +21,7 @@ import torch
 
 from .gemv.tables import Shape
 from .gemv_weight import GemvWeight
-from .nvfp4_gemv import normed_gemv, warmup_normed
+from .nvfp4_gemv import max_tokens, normed_gemv, warmup_normed
 from .qk_norm_rope import qk_norm_rope_cache
 
 # Two tiles of 8 tokens.
@@ -181,8 +181,9 @@ def warmup_qkv(shape: Shape, eps: float, pdl: bool = True) -> int:
     """Compiles every GEMV that a QKV weight may need.
 
     Returns:
-        Up to how many tokens, at most ``MAX_M``, the fused QKV serves; 0 where no
-        schedule fits the shape.
+        Up to how many tokens, at most ``MAX_M``, the fused QKV is the fastest choice;
+        0 where no schedule fits the shape, or something else is faster.
 
     """
-    return warmup_normed(shape, eps, MAX_M, pdl)
+    most = max_tokens(shape.n, shape.k, bf16=shape.bf16, layout=shape.layout)
+    return warmup_normed(shape, eps, min(MAX_M, most), pdl)
