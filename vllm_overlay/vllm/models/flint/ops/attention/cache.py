@@ -16,6 +16,8 @@ E4M3 becomes BF16 exactly: exponent and mantissa at bits 10..4 are the value tim
 2^-120, and a BF16 multiplication by 2^120 keeps subnormals.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
@@ -175,7 +177,7 @@ class PagedCache:
 
     def _key_pairs(self, even, odd):
         """BF16 pairs (even key, odd key) of this lane's 16 channels."""
-        pairs = []
+        pairs: list[Any] = []
         for a, b in zip(even, odd, strict=True):
             for select in (0x5410, 0x7632):
                 pair = p.prmt(a, b, Uint32(select))
