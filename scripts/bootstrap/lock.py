@@ -5,12 +5,19 @@
 Run it by hand after a change of the base or of a .in file:
 
     .venv/bin/python scripts/bootstrap/lock.py --wheel PATCHED_CPU_WHEEL
+    .venv/bin/python scripts/bootstrap/lock.py --image SOURCE_TREE
+    .venv/bin/python scripts/bootstrap/lock.py --side
+
+The first writes what .venv is made from, the second what an image is, for each CUDA
+version in pin.toml, and the third the small environments of some tests. The second
+resolves for another Python than the one it runs in, which uv can and pip cannot.
 
 tools.txt and engine.txt go into one environment, so they are resolved together.
 The resolution is against the package index alone, whatever else this machine's pip
 is configured to use; torch then is the CUDA build, whose own libraries go to
 torch-cuda.txt. That one is a constraints file: a CPU build of torch, where pip
-finds one, needs none of them.
+finds one, needs none of them. An image's lock leaves such libraries out as well:
+which ones torch wants differs by CUDA version, and it pins them itself.
 """
 
 from __future__ import annotations
@@ -28,7 +35,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from imagebuild.pairing import ImagePin, load_image_pin
+from imagebuild.requirements import runtime_requirements
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "requirements"
+SIDE = ("lint", "resolve", "wheelbuild", "cuda128", "cuda130")
 _CUDA_PREFIXES = ("nvidia-", "cuda-")
 _X86_PREFIX = "intel-"
 _OLDEST_PYTHON = "3.11.2"  # Debian 12's; some packages want a later 3.11
@@ -110,11 +125,8 @@ def write(target: str, names: set[str], resolved: dict[str, dict], source: str) 
     print(f"{target}: {len(names)} packages")
 
 
-def main() -> int:
-    """Write all lock files."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--wheel", type=Path, required=True, metavar="FILE")
-    wheel = parser.parse_args().wheel
+def lock_environment(wheel: Path) -> None:
+    """Write what .venv and the reference environment are made from."""
     tools = read_inputs(REQUIREMENTS / "tools.in")
     engine = read_inputs(REQUIREMENTS / "engine.in") + wheel_requirements(wheel)
     resolved = resolve(tools + engine)
@@ -129,6 +141,61 @@ def main() -> int:
     names = closure(reference, resolved)
     cuda = {name for name in names if name.startswith(_CUDA_PREFIXES)}
     write("reference.txt", names - cuda, resolved, "reference.in")
+
+
+def lock_images(tree: Path) -> None:
+    """Write what an image's environment is made from, besides torch's libraries."""
+    image = load_image_pin(ROOT)
+    for name, pairing in image.pairings.items():
+        wanted = runtime_requirements(tree, pairing, local=False)
+        direct = {canonicalize_name(Requirement(line).name) for line in wanted}
+        pins = [
+            pin
+            for pin in _resolve_for_image(wanted, image)
+            if not pin.startswith(_CUDA_PREFIXES) or pin.partition("==")[0] in direct
+        ]
+        header = _HEADER.format(source=f"the base's requirements for {name}")
+        text = header + "".join(f"{pin}\n" for pin in pins)
+        (REQUIREMENTS / f"image-{name}.txt").write_text(text, encoding="utf-8")
+        print(f"image-{name}.txt: {len(pins)} packages")
+
+
+def _resolve_for_image(wanted: list[str], image: ImagePin) -> list[str]:
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--no-config"]
+    command += ["--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
+    command += ["--python-version", image.python]
+    command += ["--python-platform", image.platform]
+    done = subprocess.run(
+        command, input="\n".join(wanted), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(
+            f"uv could not resolve (pip install uv, if it is missing):\n{done.stderr}"
+        )
+    return done.stdout.splitlines()
+
+
+def lock_side() -> None:
+    """Write the small environments that some tests make for themselves."""
+    for name in SIDE:
+        resolved = resolve(read_inputs(REQUIREMENTS / f"{name}.in"))
+        write(f"{name}.txt", set(resolved), resolved, f"{name}.in")
+
+
+def main() -> int:
+    """Write the lock files that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--wheel", type=Path, metavar="FILE", help="for .venv")
+    what.add_argument("--image", type=Path, metavar="DIR", help="for images")
+    what.add_argument("--side", action="store_true", help="for some tests")
+    args = parser.parse_args()
+    if args.wheel:
+        lock_environment(args.wheel)
+    elif args.image:
+        lock_images(args.image)
+    else:
+        lock_side()
     return 0
 
 
