@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from imagebuild.pairing import ImagePin, load_image_pin
 from imagebuild.requirements import runtime_requirements
+from support.image_steps import ROOT, imagebuild
 from support.side_env import side_environment
 
 PAIRINGS = sorted(load_image_pin(ROOT).pairings)

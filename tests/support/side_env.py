@@ -39,11 +39,21 @@ def side_environment(name: str, with_engine: bool = False) -> Path:
     return place
 
 
+def lint(program: str, *arguments: str | Path) -> str:
+    """Run a program of the linters' environment; returns what it printed.
+
+    Raises:
+        AssertionError: It found something, or failed.
+    """
+    return _run(str(side_environment("lint") / "bin" / program), *map(str, arguments))
+
+
 def site_packages(place: Path) -> Path:
     """Return where an environment's packages are."""
     return Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
