@@ -43,7 +43,7 @@ from imagebuild.requirements import runtime_requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
-SIDE = ("lint", "resolve", "wheelbuild", "cuda128", "cuda130")
+SIDE = ("lint", "resolve", "sbom", "wheelbuild", "cuda128", "cuda130")
 _CUDA_PREFIXES = ("nvidia-", "cuda-")
 _X86_PREFIX = "intel-"
 _OLDEST_PYTHON = "3.11.2"  # Debian 12's; some packages want a later 3.11
