@@ -40,6 +40,7 @@ def source_from_git(target: Path, repo: Repo, repository: str) -> Report:
                 f"{repo.pin.base.commit} as pinned: the tag was moved, or this is "
                 "not vLLM's repository"
             )
+        git(target, "checkout", "--quiet", "HEAD")
         report = apply_tree(target, repo)
         finished = report.exit_code == 0
     finally:
@@ -64,7 +65,8 @@ def source_from_archive(target: Path, repo: Repo, archive: Path | None) -> Repor
 
 
 def _clone(repository: str, tag: str, target: Path) -> None:
-    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", tag]
+    command = ["git", "clone", "--quiet", "--no-checkout", "--depth", "1"]
+    command += ["--branch", tag]
     command += ["--config", "advice.detachedHead=false", "--", repository, str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

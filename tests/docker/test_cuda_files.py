@@ -117,9 +117,11 @@ def test_host_code_against_the_headers_of_cuda_12_8(
     assert b"get_cuda_view_from_cpu_tensor" in made.read_bytes()
 
 
-@pytest.mark.parametrize("name", [DEVICE, HOST])
-@pytest.mark.parametrize("torch", ["torch_2_11", "torch_2_13"])
-def test_both_whole_with_the_nvcc_of_cuda_13_0(
+@pytest.mark.parametrize(
+    ("name", "torch"),
+    [(DEVICE, "torch_2_11"), (HOST, "torch_2_11"), (DEVICE, "torch_2_13")],
+)
+def test_whole_with_the_nvcc_of_cuda_13_0(
     name: str,
     torch: str,
     csrc: Path,

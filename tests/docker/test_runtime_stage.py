@@ -24,7 +24,7 @@ from quickstart.server import group_members
 from support.image_steps import DOCKER, ROOT
 
 ENTRYPOINT = DOCKER / "entrypoint.sh"
-START_S = 300
+START_S = 600
 
 
 def environment(**more: str) -> dict[str, str]:
