@@ -10,10 +10,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from patchset.errors import PatchsetError
 from patchset.repo import Repo, load_repo
 from patchset.report import Report
+
+if TYPE_CHECKING:
+    from patchset.rebase.command import Outcome
 
 _EPILOG = """\
 exit codes:
@@ -141,6 +145,25 @@ def _parser() -> argparse.ArgumentParser:
         "refresh", _refresh, "import, export again, and renew pin.toml's identity"
     )
     sub.add_argument("--archive", type=Path, help="the base (default: fetched)")
+    sub = add("rebase", _rebase, "carry the patch set to another upstream, and report")
+    sub.add_argument(
+        "--onto", required=True, help="a vLLM version, a folder, or a git ref"
+    )
+    sub.add_argument(
+        "--checkout", type=Path, help="the upstream's checkout, for a git ref"
+    )
+    sub.add_argument(
+        "--gear",
+        choices=("applies", "good"),
+        default="applies",
+        help="stop when it applies, or run the engine and compile the kernels too",
+    )
+    sub.add_argument(
+        "--report", type=Path, help="a folder for report.md and report.json"
+    )
+    sub.add_argument(
+        "--work", type=Path, help="where to work (default: in the download cache)"
+    )
     return parser
 
 
@@ -226,3 +249,16 @@ def _refresh(args: argparse.Namespace, repo: Repo) -> Report:
     from patchset.tree import base_archive
 
     return refresh(repo, base_archive(repo, args.archive))
+
+
+def _rebase(args: argparse.Namespace, repo: Repo) -> Outcome:
+    from patchset.rebase.command import rebase
+
+    return rebase(
+        repo,
+        args.onto,
+        checkout=args.checkout,
+        gear=args.gear,
+        work_folder=args.work,
+        report_folder=args.report,
+    )
