@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["support.checkpoints"]
+pytest_plugins = ["support.checkpoints", "support.patchsets"]
 
 # A shell starts what it puts in the background with SIGINT ignored, and every process
 # below would inherit that; tests of Ctrl-C need it to arrive.

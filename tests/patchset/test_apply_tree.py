@@ -9,7 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import (
+
+from patchset.apply import apply_tree, status_tree
+from patchset.errors import DirtyTreeError, PatchsetError
+from patchset.unapply import unapply_tree
+from patchset.verify import verify
+from support.synthetic_vllm import (
     KINDS,
     MARKER,
     OVERLAY,
@@ -20,11 +25,6 @@ from synthetic_vllm import (
     snapshot,
     statuses,
 )
-
-from patchset.apply import apply_tree, status_tree
-from patchset.errors import DirtyTreeError, PatchsetError
-from patchset.unapply import unapply_tree
-from patchset.verify import verify
 
 
 @pytest.mark.parametrize("kind", KINDS)

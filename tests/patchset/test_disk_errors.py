@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 from stopping import Stopper, count_steps
-from synthetic_vllm import ROOT, Synthetic, snapshot
 
 from patchset.apply import apply_tree, status_tree
 from patchset.cli import main
 from patchset.errors import PatchsetError
 from patchset.unapply import unapply_tree
+from support.synthetic_vllm import ROOT, Synthetic, snapshot
 
 COMMANDS = pytest.mark.parametrize("command", [apply_tree, unapply_tree])
 

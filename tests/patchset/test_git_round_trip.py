@@ -7,12 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import Synthetic, commit_edits, git, replace_lines, snapshot
 
 from patchset.errors import ConflictError, PatchsetError
 from patchset.gitio import export_series, import_series, refresh
 from patchset.lint import lint
 from patchset.series import filename_for, load_series, parse_patch
+from support.synthetic_vllm import Synthetic, commit_edits, git, replace_lines, snapshot
 
 
 def test_round_trip_is_byte_equal(synthetic: Synthetic, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from stopping import count_steps, run_killed
-from synthetic_vllm import Synthetic, folders, snapshot
 
 from patchset.apply import apply_tree, status_tree
 from patchset.errors import DirtyTreeError
 from patchset.report import Report
 from patchset.unapply import unapply_tree
 from patchset.verify import verify
+from support.synthetic_vllm import Synthetic, folders, snapshot
 
 STATE = (".flint-patchset",)
 

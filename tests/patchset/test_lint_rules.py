@@ -7,13 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import Synthetic, commit_edits, git, snapshot, write_files
 
 from patchset.apply import apply_tree
 from patchset.errors import PatchsetError
 from patchset.gitio import export_series, import_series, refresh
 from patchset.lint import lint
 from patchset.unapply import unapply_tree
+from support.synthetic_vllm import Synthetic, commit_edits, git, snapshot, write_files
 
 NAME = "model-register-flint.patch"
 

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import ROOT, Synthetic, replace_lines, snapshot
 
 from patchset.cli import main
+from support.synthetic_vllm import ROOT, Synthetic, replace_lines, snapshot
 
 COMMAND = (sys.executable, str(ROOT / "scripts/patchset"))
 

@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import replace_lines, snapshot
 
 from patchset.apply import apply_tree, status_tree
 from patchset.basis import read_basis, tree_ids
@@ -27,6 +26,7 @@ from patchset.sources import detect
 from patchset.tree import unpack
 from patchset.unapply import unapply_tree
 from patchset.verify import verify
+from support.synthetic_vllm import replace_lines, snapshot
 
 OLDER = Artifact(
     name="vllm-0.31.0",

@@ -8,7 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import (
+
+from patchset.apply import apply_tree, status_tree
+from patchset.errors import DirtyTreeError, PatchsetError
+from patchset.txn import locked
+from patchset.unapply import unapply_tree
+from support.synthetic_vllm import (
     KINDS,
     MARKER,
     Synthetic,
@@ -19,11 +24,6 @@ from synthetic_vllm import (
     snapshot,
     statuses,
 )
-
-from patchset.apply import apply_tree, status_tree
-from patchset.errors import DirtyTreeError, PatchsetError
-from patchset.txn import locked
-from patchset.unapply import unapply_tree
 
 
 @pytest.mark.parametrize("kind", ["source", "package"])

@@ -108,8 +108,6 @@ def rebase(
                     run_good(report, carried, work, upstream, repo, report_folder)
                 _judge(report, work)
                 report.seconds = round(time.monotonic() - began, 1)
-                # A fix branch made by this run is part of what it depends on.
-                key = work.key(repo, upstream.identity, gear)
                 work.save(key, report.patches, report)
         finally:
             work.store.close()

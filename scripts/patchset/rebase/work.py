@@ -44,24 +44,33 @@ class Work:
     def key(self, repo: Repo, identity: str, gear: str) -> str:
         """A hash of everything that the outcome depends on."""
         digest = hashlib.sha256()
-        fixes = git(
-            self.store.folder,
-            "for-each-ref",
-            "--format=%(refname) %(objectname)",
-            f"refs/heads/fix/{self.slug}/",
-        )
         own = sorted(Path(__file__).parents[1].rglob("*.py"))
         parts = [
             repo.series_sha256.encode(),
             repo.pin.sdist.sha256.encode(),
             identity.encode(),
             gear.encode(),
-            fixes,
+            *sorted(tip.encode() for tip in self._fixes()),
             *(path.read_bytes() for path in own),
         ]
         for part in parts:
             digest.update(hashlib.sha256(part).digest())
         return digest.hexdigest()
+
+    def _fixes(self) -> list[str]:
+        """The last commits of fixes made by hand."""
+        rows = git(
+            self.store.folder,
+            "for-each-ref",
+            "--format=%(objectname) %(refname)",
+            f"refs/heads/fix/{self.slug}/",
+            f"refs/fix-base/{self.slug}/",
+        )
+        tips: dict[str, set[str]] = {}
+        for row in rows.decode().splitlines():
+            commit, _, ref = row.partition(" ")
+            tips.setdefault(ref.rpartition("/")[2], set()).add(commit)
+        return [tip for pair in tips.values() if len(pair) > 1 for tip in pair]
 
     def load(self, key: str) -> tuple[list[PatchOutcome], dict[str, Any] | None]:
         """What an earlier run of the same work left: its patches, its report."""

@@ -82,9 +82,9 @@ def own_member(cls: Class, name: str) -> ast.AST | None:
             if any(_is_name(target, name) for target in node.targets):
                 found = node
         elif isinstance(node, ast.If):
-            for inner in node.body:
-                if getattr(inner, "name", None) == name:
-                    found = inner
+            for branch in node.body:
+                if getattr(branch, "name", None) == name:
+                    found = branch
     if found is not None:
         return found
     for method in cls.node.body:

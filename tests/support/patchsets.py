@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_vllm import ROOT, Synthetic, make_synthetic
 
 from patchset.download import fetch
 from patchset.repo import Repo, load_repo
+from support.synthetic_vllm import ROOT, Synthetic, make_synthetic
 
 
 @pytest.fixture(scope="session")
