@@ -18,6 +18,7 @@ from patchset.report import Report
 
 if TYPE_CHECKING:
     from patchset.rebase.command import Outcome
+    from patchset.staging.command import StageReport
 
 _EPILOG = """\
 exit codes:
@@ -145,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
         "refresh", _refresh, "import, export again, and renew pin.toml's identity"
     )
     sub.add_argument("--archive", type=Path, help="the base (default: fetched)")
+    sub = add("probe", _probe, "show that each patch is needed: its test fails without")
+    sub.add_argument("patches", nargs="*", help="names of patches (default: all)")
     sub = add("rebase", _rebase, "carry the patch set to another upstream, and report")
     sub.add_argument(
         "--onto", required=True, help="a vLLM version, a folder, or a git ref"
@@ -164,6 +167,18 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--work", type=Path, help="where to work (default: in the download cache)"
     )
+    sub = add("stage-pr", _stage, "make a branch of reviewable commits on vLLM")
+    sub.add_argument("target", type=Path, help="a git checkout of vLLM")
+    sub.add_argument("--onto", help="the commit to stand on (default: the base's tag)")
+    sub.add_argument("--branch", default="flint", help="default: flint")
+    sub.add_argument(
+        "--step", action="append", default=[], help="stage up to, and report, this one"
+    )
+    sub.add_argument(
+        "--out", type=Path, default=Path("build/pull-requests"), help="for the texts"
+    )
+    sub.add_argument("--no-hooks", action="store_true", help="do not run pre-commit")
+    sub.add_argument("--no-tests", action="store_true", help="do not run the tests")
     return parser
 
 
@@ -251,6 +266,12 @@ def _refresh(args: argparse.Namespace, repo: Repo) -> Report:
     return refresh(repo, base_archive(repo, args.archive))
 
 
+def _probe(args: argparse.Namespace, repo: Repo) -> Report:
+    from patchset.rebase.probe import probe
+
+    return probe(repo, args.patches)
+
+
 def _rebase(args: argparse.Namespace, repo: Repo) -> Outcome:
     from patchset.rebase.command import rebase
 
@@ -261,4 +282,19 @@ def _rebase(args: argparse.Namespace, repo: Repo) -> Outcome:
         gear=args.gear,
         work_folder=args.work,
         report_folder=args.report,
+    )
+
+
+def _stage(args: argparse.Namespace, repo: Repo) -> StageReport:
+    from patchset.staging.command import stage
+
+    return stage(
+        repo,
+        args.target,
+        args.out,
+        onto=args.onto,
+        branch=args.branch,
+        only=args.step,
+        with_hooks=not args.no_hooks,
+        with_tests=not args.no_tests,
     )

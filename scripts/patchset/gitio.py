@@ -161,7 +161,7 @@ def export_series(checkout: Path, repo: Repo, *, onto: str | None = None) -> Rep
         raise PatchsetError(f"{checkout} has changes that are not committed")
     base = onto or _base_of(checkout, repo)
     commits = git(checkout, "rev-list", "--reverse", f"{base}..HEAD").decode().split()
-    patches = [_format(checkout, commit) for commit in commits]
+    patches = [format_commit(checkout, commit) for commit in commits]
     _refuse_strangers(checkout, base, patches, repo)
     items = _write(repo, patches)
     changed = sum(item.status != "unchanged" for item in items)
@@ -183,7 +183,12 @@ def _base_of(checkout: Path, repo: Repo) -> str:
     )
 
 
-def _format(checkout: Path, commit: str) -> Patch:
+def format_commit(checkout: Path, commit: str) -> Patch:
+    """A commit as a patch of the series, the same bytes everywhere.
+
+    Raises:
+        PatchsetError: it is a merge or changes nothing.
+    """
     settings = [word for setting in _FORMAT_SETTINGS for word in ("-c", setting)]
     data = git(checkout, *settings, "format-patch", *_FORMAT, commit)
     if not data:

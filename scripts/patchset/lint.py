@@ -44,7 +44,7 @@ def lint(repo: Repo, archive: Path) -> Report:
     """
     basis = read_basis(archive, repo)
     result = Report("lint", str(repo.root))
-    checks = _registered_checks(repo)
+    checks = registered_checks(repo)
     for patch in repo.series:
         wrong = [
             *_header_faults(patch),
@@ -154,7 +154,7 @@ def _series_faults(repo: Repo, basis: Basis) -> Iterator[str]:
         yield "pin.toml's identity is stale: run `python3 scripts/patchset refresh`"
 
 
-def _registered_checks(repo: Repo) -> set[str]:
+def registered_checks(repo: Repo) -> set[str]:
     """The keys of the overlay's ``CHECKS`` dict literal, read without running it."""
     source = next((f for f in repo.overlay if f.path == CHECKS_PATH), None)
     if source is None:

@@ -48,6 +48,20 @@ class Carried:
     resumed: int
 
 
+# The overlay adds its files anew, so that the series stays reversible.
+_REMOVAL = """\
+[Model] Remove the base's own Flint
+
+The base has files at places that the overlay owns. Ours supersede them, file by
+file; the overlay can add files, but only a patch can take these away first.
+
+Forwarded: not-needed
+Removal: when the base has no Flint of its own, or Flint needs no patch set
+Required: no
+Signed-off-by: Flint patch set maintainers <flint-patch-set@users.noreply.github.com>
+"""
+
+
 def superseded_files(repo: Repo, upstream: Tree) -> list[Superseding]:
     """Upstream's files at places that the overlay owns: ours win, file by file.
 
@@ -102,13 +116,10 @@ def carry(
     store = work.store
     origin, tree = Tree.at(store, base), Tree.at(store, tip)
     superseded = superseded_files(repo, tree)
-    gone: dict[str, Blob | None] = {
-        item.path: None for item in superseded if item.outcome != "same"
-    }
+    gone: dict[str, Blob | None] = {item.path: None for item in superseded}
     start = tip
     if gone:
-        message = "[Model] Remove what the overlay supersedes\n"
-        start = store.write_commit(tip, gone, message)
+        start = store.write_commit(tip, gone, _REMOVAL)
         tree = Tree.at(store, start)
     renames = store.renames(base, tip)
     at, patches = start, list(done)

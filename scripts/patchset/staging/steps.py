@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Reads the steps in which the patch set goes upstream."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchset.diff import FileDiff, parse_diff
+from patchset.errors import PatchsetError
+from patchset.gittree import Globs
+from patchset.repo import Repo
+
+FOLDER = "staging"
+STEPS_NAME = f"{FOLDER}/steps.toml"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One commit and pull request; see the comments in staging/steps.toml."""
+
+    name: str
+    subject: str
+    body: str
+    patches: tuple[str, ...]
+    overlay: tuple[str, ...]
+    tests: tuple[str, ...]
+    rows: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps, and what none of them takes along."""
+
+    steps: tuple[Step, ...]
+    assisted_by: str
+    leave_out: frozenset[str]
+    drop: dict[str, tuple[str, ...]]
+
+    def step_of(self, path: str) -> Step | None:
+        """The step that brings an overlay file; the last that names it."""
+        found = [step for step in self.steps if path in Globs(step.overlay)]
+        return found[-1] if found else None
+
+
+def load_steps(repo: Repo) -> Plan:
+    """Read and check the steps.
+
+    Raises:
+        PatchsetError: a step is malformed, or a patch or overlay file is in none.
+    """
+    path = repo.root / STEPS_NAME
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        steps = tuple(
+            Step(
+                row["name"],
+                row["subject"],
+                row["body"].strip(),
+                tuple(row["patches"]),
+                tuple(row["overlay"]),
+                tuple(row["tests"]),
+                row.get("rows", {}),
+            )
+            for row in raw["step"]
+        )
+        plan = Plan(
+            steps,
+            raw["assisted-by"],
+            frozenset(raw["leave-out"]),
+            {name: tuple(lines) for name, lines in raw["drop"].items()},
+        )
+    except OSError as exc:
+        raise PatchsetError(f"cannot read {path}: {exc.strerror}") from None
+    except ValueError as exc:
+        raise PatchsetError(f"{path} is not valid TOML: {exc}") from None
+    except (KeyError, TypeError) as exc:
+        raise PatchsetError(f"{path} lacks or misstates {exc}") from None
+    _check(plan, repo, path)
+    return plan
+
+
+def _check(plan: Plan, repo: Repo, path: Path) -> None:
+    named = [name for step in plan.steps for name in step.patches]
+    known = [patch.name for patch in repo.series]
+    if wrong := sorted(set(named) ^ set(known)) or sorted(
+        {name for name in named if named.count(name) > 1}
+    ):
+        raise PatchsetError(
+            f"{path}: every patch belongs to one step; see {', '.join(wrong)}"
+        )
+    homeless = [
+        file.path
+        for file in repo.overlay
+        if file.path not in plan.leave_out and plan.step_of(file.path) is None
+    ]
+    if homeless:
+        raise PatchsetError(
+            f"{path}: no step brings {', '.join(homeless)}; name it in one, or in "
+            "leave-out"
+        )
+
+
+def edits_of(repo: Repo, step: Step) -> tuple[FileDiff, ...]:
+    """A step's changes to upstream's files that only a pull request needs."""
+    path = repo.root / FOLDER / "edits" / f"{step.name}.patch"
+    if not path.is_file():
+        return ()
+    return parse_diff(path.read_bytes(), str(path))
+
+
+def files_of(repo: Repo, step: Step) -> dict[str, bytes]:
+    """A step's own new files, tests for the most part, by their place."""
+    folder = repo.root / FOLDER / "files" / step.name
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
