@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from patchset.download import fetch
 from patchset.errors import EXIT_CONFLICT, PatchsetError
 from patchset.hunks import apply_file
@@ -61,7 +63,8 @@ def probe(repo: Repo, names: Sequence[str] = ()) -> Report:
             site = Path(temporary, "site")
             wheel = fetch(repo.pin.wheels[CPU_WHEEL])
             make_site(site, whole, wheel, repo.pin.base.version, repo.pin)
-            for name in [p.name for p in repo.series if not names or p.name in names]:
+            wanted = [p.name for p in repo.series if not names or p.name in names]
+            for name in tqdm(wanted, "patches", disable=None):
                 report.items.append(_probe(repo, name, base, whole, site))
         finally:
             store.close()
@@ -94,7 +97,7 @@ def _patched(repo: Repo, base: Tree, without: str | None) -> Tree:
 
 
 def _probe(repo: Repo, name: str, base: Tree, whole: Tree, site: Path) -> Item:
-    words = _test_of(repo, name)
+    words = test_of(repo, name)
     if words is None:
         detail = f"neither a check nor a test in {PROBES_NAME}"
         return Item("patch", name, NO_TEST, detail)
@@ -115,7 +118,8 @@ def _probe(repo: Repo, name: str, base: Tree, whole: Tree, site: Path) -> Item:
     return Item("patch", name, NEEDED, f"without it: {_last(without)}")
 
 
-def _test_of(repo: Repo, name: str) -> list[str] | None:
+def test_of(repo: Repo, name: str) -> list[str] | None:
+    """The arguments for Python that run a patch's own test; None without one."""
     if name in registered_checks(repo):
         return ["-c", _CHECK, name]
     path = repo.root / PROBES_NAME

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tqdm import tqdm
+
 from patchset.download import fetch
 from patchset.errors import EXIT_CONFLICT, PatchsetError
 from patchset.git import git, git_dir
@@ -136,10 +138,9 @@ def stage(
         store = Store(Path(temporary, "store.git"))
         store.borrow(_objects(checkout))
         try:
-            files = archive_files(base_archive(repo), repo.pin.source_globs)
-            origin = Tree.at(store, store.import_files(BASE_REF, files))
             before = git(tree, "rev-parse", "HEAD").decode().strip()
-            for step in plan.steps[: last + 1]:
+            origin = _origin(repo, store, before)
+            for step in tqdm(plan.steps[: last + 1], "steps", disable=None):
                 now = Tree.at(store, before)
                 changes = compose(repo, plan, step, now, origin)
                 message = message_of(plan, step, person)
@@ -163,6 +164,19 @@ def stage(
         _judge(report)
         _write(report, plan, repo, out, tree)
     return report
+
+
+def _origin(repo: Repo, store: Store, commit: str) -> Tree:
+    """What the patches were made for: the checkout itself, or else the pinned base."""
+    tree = Tree.at(store, commit)
+    first: dict[str, str | None] = {}
+    for patch in repo.series:
+        for diff in patch.files:
+            first.setdefault(diff.path, diff.old_blob)
+    if all(path in tree and tree.entries[path].blob == first[path] for path in first):
+        return tree
+    files = archive_files(base_archive(repo), repo.pin.source_globs)
+    return Tree.at(store, store.import_files(BASE_REF, files))
 
 
 def _default_base(checkout: Path, repo: Repo) -> str:

@@ -9,6 +9,7 @@ versions, from the package indexes. All of them live in one environment in the c
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -87,6 +88,7 @@ class Hooks:
             raise PatchsetError(f"{checkout} has no {CONFIG_NAME}") from None
         self.not_run: list[HookResult] = []
         self._packages: set[str] = {_PRE_COMMIT}
+        self._tools: set[tuple[str, str]] = set()  # package and hook
         self._node = ""
         config = yaml.safe_load(text)
         self._tags = dict(_TAG.findall(text))
@@ -136,6 +138,7 @@ class Hooks:
                     "files": "^$",
                 }
         else:
+            self._tools.add((package.format(revision), hook["id"]))
             self._packages.add(package.format(revision))
         own = {key: value for key, value in hook.items() if key != "language_version"}
         return {
@@ -147,21 +150,33 @@ class Hooks:
         }
 
     def _install(self) -> None:
-        done = self.environment / "complete"
-        if done.is_file():
-            return
-        shutil.rmtree(self.environment, ignore_errors=True)
-        self.environment.parent.mkdir(parents=True, exist_ok=True)
-        print("installing the hooks' tools (some minutes)", file=sys.stderr)
+        """Install the tools; one that cannot be had leaves its hook not run."""
+        done = self.environment / "complete.json"
+        if not done.is_file():
+            shutil.rmtree(self.environment, ignore_errors=True)
+            self.environment.parent.mkdir(parents=True, exist_ok=True)
+            print("installing the hooks' tools (some minutes)", file=sys.stderr)
+            write_file(done, json.dumps(self._install_all()).encode())
+        for hook, why in json.loads(done.read_text(encoding="utf-8")).items():
+            self.not_run.append(HookResult(hook, NOT_RUN, why))
+
+    def _install_all(self) -> dict[str, str]:
         _run([sys.executable, "-m", "venv", str(self.environment)])
         pip = [str(self.environment / "bin" / "python"), "-m", "pip", "install", "-q"]
-        _run([*pip, *sorted(self._packages)])
+        tools = {package for package, _ in self._tools}
+        _run([*pip, *sorted(self._packages - tools)])
+        missing = {}
+        for package, hook in sorted(self._tools):
+            try:
+                _run([*pip, package])
+            except PatchsetError:
+                missing[hook] = f"{package} cannot be installed here"
         if self._node and shutil.which("npm"):
             folder = self.environment / "node"
             _run(["npm", "install", "--silent", "--prefix", str(folder), self._node])
             tool = folder / "node_modules" / ".bin" / _NODE
             (self.environment / "bin" / _NODE).symlink_to(tool)
-        done.touch()
+        return missing
 
     def run(self, checkout: Path, files: Sequence[str]) -> tuple[list[HookResult], str]:
         """Run every hook on some files of a checkout.
@@ -174,6 +189,7 @@ class Hooks:
         }
         names["PATH"] = f"{self.environment / 'bin'}{os.pathsep}{names.get('PATH', '')}"
         names["PRE_COMMIT_HOME"] = str(self.environment / "pre-commit")
+        names["SKIP"] = ",".join(row.name for row in self.not_run)
         names["MYPY_CACHE_DIR"] = str(self.environment / "mypy")
         done = subprocess.run(
             [
@@ -193,9 +209,11 @@ class Hooks:
             errors="replace",
             check=False,
         )
+        absent = {row.name for row in self.not_run}
         found = [
             HookResult(name, result.lower())
             for name, result in _RESULT.findall(done.stdout)
+            if name not in absent
         ]
         if not found:
             raise PatchsetError(f"pre-commit failed: {done.stdout.strip()[-2000:]}")
