@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from patchset import fsops
 from patchset.cli import main
 from patchset.rebase.work import Work
 from support.rebases import Run
@@ -82,6 +85,21 @@ def test_killed_run_resumes(
     assert (resumed.exit_code, resumed.summary) == (whole.exit_code, whole.summary)
 
 
+@pytest.mark.parametrize("damage", ["state.json", "store.git"])
+def test_damaged_working_folder_is_made_anew(
+    run: Run, conflicting: Path, synthetic: Synthetic, damage: str
+) -> None:
+    first = run(conflicting, work_folder=synthetic.home / "work")
+    place = Path(first.store).parent / damage
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.write_bytes(place.read_bytes()[:100])
+    again = run(conflicting, work_folder=synthetic.home / "work")
+    assert not again.unchanged
+    assert again.summary == first.summary
+
+
 def mend(store: Path, folder: Path, branch: str, text: str | None) -> None:
     git(store, "worktree", "add", "--quiet", str(folder), branch)
     path = folder / "vllm/config.py"
@@ -126,6 +144,20 @@ def test_fix_with_marks_left_is_refused(
     assert again.exit_code == 1
     assert again.patches[1].made == ""
     assert "vllm/config.py still holds conflict marks" in again.patches[1].detail
+
+
+def test_full_disk_is_one_line(
+    synthetic: Synthetic,
+    conflicting: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(path: Path, *args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(fsops, "write_file", full)
+    assert command(synthetic, "--onto", str(conflicting)) == 2
+    assert "No space left on device; run it again to go on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

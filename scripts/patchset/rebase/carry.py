@@ -200,7 +200,7 @@ def _explain(
             conflicts.append(HunkConflict(file.path, "", file.detail))
     for conflict in conflicts:
         diff = diffs[conflict.path]
-        trouble = explain(diff, conflict, tree, renames.get(diff.path))
+        trouble = explain(diff, conflict, tree, origin, renames.get(diff.path))
         if history is not None and trouble.cause is not None:
             blame(history, diff, conflict.hunk, origin, trouble.cause)
         outcome.troubles.append(trouble)

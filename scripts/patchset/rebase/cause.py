@@ -5,20 +5,28 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from patchset.diff import FileDiff
 from patchset.hunks import HunkConflict
+from patchset.rebase.place import merge_hunk
 from patchset.rebase.results import CHANGED, MOVED, VANISHED, Cause, Trouble
 from patchset.rebase.trees import Tree
 
 _ALIKE = 0.5  # of a hunk's lines: fewer, and the code is not the same code
 _SHOWN = 12  # lines of upstream in a report
+_WORD = re.compile(r"[^\W\d]\w+")
+_CONFLICT = re.compile(
+    r"^<<<<<<< upstream\n(?P<ours>.*?)^\|\|\|\|\|\|\| base\n(?P<base>.*?)^=======$",
+    re.M | re.S,
+)
 
 
 def explain(
     diff: FileDiff,
     conflict: HunkConflict,
     tree: Tree,
+    origin: Tree,
     renamed: str | None,
 ) -> Trouble:
     """Say what became of the code that one hunk, or a whole file, expects.
@@ -27,6 +35,7 @@ def explain(
         diff: the patch's change of that file.
         conflict: the hunk that does not fit; without a header, the file.
         tree: the upstream.
+        origin: what the patch was made for.
         renamed: where git finds the file in the upstream, if not at its path.
     """
     trouble = Trouble(diff.path, conflict.hunk, conflict.why, conflict.expected)
@@ -42,11 +51,35 @@ def explain(
         _, path, start = elsewhere
         lines = (tree.text(path) or "").splitlines()
         trouble.cause = Cause(MOVED, *_place(path, lines, start, len(expected)))
-    elif share >= _ALIKE:
+        return trouble
+    if share >= _ALIKE:
         trouble.cause = Cause(CHANGED, *_place(diff.path, here, start, len(expected)))
+        return trouble
+    now = _in_its_place(diff, conflict.hunk, tree, origin)
+    if now:
+        start = here.index(now[0])
+        where, _ = _place(diff.path, here, start, len(now))
+        trouble.cause = Cause(CHANGED, where, tuple(now[:_SHOWN]))
     else:
         trouble.cause = Cause(VANISHED)
     return trouble
+
+
+def _in_its_place(diff: FileDiff, hunk: str, tree: Tree, origin: Tree) -> list[str]:
+    """Upstream's lines where git's merge conflicts, if they are the same code.
+
+    Lines may be joined, split or edited: it is the names in them that count.
+    """
+    ours, ancestor = tree.read(diff.path), origin.read(diff.path)
+    if not hunk or ours is None or ancestor is None:
+        return []
+    merged = merge_hunk(diff, hunk, ancestor, ours)
+    for region in _CONFLICT.finditer(merged.decode("utf-8", "replace")):
+        now, then = region["ours"], region["base"]
+        wanted = set(_WORD.findall(then))
+        if wanted and len(wanted & set(_WORD.findall(now))) >= _ALIKE * len(wanted):
+            return [line for line in now.splitlines() if line.strip()]
+    return []
 
 
 def _place(

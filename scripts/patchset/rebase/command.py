@@ -10,6 +10,7 @@ from pathlib import Path
 
 from patchset import fsops
 from patchset.download import cache_folder
+from patchset.errors import PatchsetError
 from patchset.identity import package_tree
 from patchset.rebase.carry import Carried, carry, mentions
 from patchset.rebase.drift.compare import overlay_drift
@@ -72,6 +73,26 @@ def rebase(
     Raises:
         PatchsetError: wrong use, no network, or a full disk.
     """
+    try:
+        report = _rebase(repo, onto, checkout, gear, work_folder, report_folder)
+        if report_folder is not None:
+            _write(report, report_folder)
+    except OSError as exc:
+        place = exc.filename or work_folder or cache_folder()
+        raise PatchsetError(
+            f"cannot write {place}: {exc.strerror or exc}; run it again to go on"
+        ) from None
+    return Outcome(report)
+
+
+def _rebase(
+    repo: Repo,
+    onto: str,
+    checkout: Path | None,
+    gear: str,
+    work_folder: Path | None,
+    report_folder: Path | None,
+) -> RebaseReport:
     began = time.monotonic()
     upstream = find_upstream(onto, checkout, repo)
     top = work_folder or cache_folder() / "rebase"
@@ -111,9 +132,7 @@ def rebase(
                 work.save(key, report.patches, report)
         finally:
             work.store.close()
-    if report_folder is not None:
-        _write(report, report_folder)
-    return Outcome(report)
+    return report
 
 
 def _fill(report: RebaseReport, carried: Carried, work: Work, repo: Repo) -> None:

@@ -25,7 +25,8 @@ from patchset.repo import Repo
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 CPU_WHEEL = "cpu-x86_64"
 _ENGINE_TESTS = "tests/model/test_engine_logits.py"
-_COMPILE_TESTS = "tests/gemv/test_gemv_targets.py"
+_COMPILE_TESTS = "tests/*/test_*_targets.py"
+_TIMEOUT = 3600.0  # seconds a check
 _COMPILER = "cutlass"
 _REQUIREMENTS = ("requirements/common.txt", "requirements/cpu.txt")
 _IMPORT = """\
@@ -60,7 +61,7 @@ def run_good(
     report.checks.append(
         _check(
             "imports, patches in force",
-            run_python(site, repo.root, ("-c", _IMPORT), 300),
+            run_python(site, repo.root, ("-c", _IMPORT), _TIMEOUT),
             borrowed,
         )
     )
@@ -69,12 +70,13 @@ def run_good(
         report.checks.append(
             _check(
                 "CPU engine",
-                run_python(site, repo.root, (*words, _ENGINE_TESTS), 1800),
+                run_python(site, repo.root, (*words, _ENGINE_TESTS), _TIMEOUT),
                 borrowed,
             )
         )
         if importlib.util.find_spec(_COMPILER):
-            ran = run_python(site, repo.root, (*words, _COMPILE_TESTS), 1800)
+            files = sorted(map(str, repo.root.glob(_COMPILE_TESTS)))
+            ran = run_python(site, repo.root, (*words, *files), _TIMEOUT)
             report.checks.append(_check("kernel compile", ran, ""))
         else:
             detail = "nvidia-cutlass-dsl is not installed here"

@@ -227,8 +227,8 @@ def _whereto(
     return f"upstream has it as {new}; the change {fits}"
 
 
-def hunk_conflicts(diff: FileDiff, hunk: str, ancestor: Blob, blob: Blob) -> bool:
-    """Whether one hunk, alone, does not merge into a file.
+def merge_hunk(diff: FileDiff, hunk: str, ancestor: Blob, blob: Blob) -> bytes:
+    """One hunk, alone, merged into a file; with conflict marks if it does not fit.
 
     Args:
         diff: the patch's change of the file.
@@ -236,9 +236,22 @@ def hunk_conflicts(diff: FileDiff, hunk: str, ancestor: Blob, blob: Blob) -> boo
         ancestor: the file that the diff was made for.
         blob: the file as upstream has it.
     """
+    return _merge_hunk(diff, hunk, ancestor, blob)[0]
+
+
+def hunk_conflicts(diff: FileDiff, hunk: str, ancestor: Blob, blob: Blob) -> bool:
+    """Whether one hunk, alone, does not merge into a file; see `merge_hunk`."""
+    return _merge_hunk(diff, hunk, ancestor, blob)[1]
+
+
+def _merge_hunk(
+    diff: FileDiff, hunk: str, ancestor: Blob, blob: Blob
+) -> tuple[bytes, bool]:
     one = replace(diff, hunks=tuple(h for h in diff.hunks if h.header == hunk))
     after = apply_file(one, ancestor).after
-    return after is None or merge(blob.data, ancestor.data, after.data)[1]
+    if after is None:
+        return blob.data, True
+    return merge(blob.data, ancestor.data, after.data)
 
 
 def merge(ours: bytes, ancestor: bytes, theirs: bytes) -> tuple[bytes, bool]:

@@ -78,9 +78,13 @@ class Work:
             state = json.loads(self._state.read_text(encoding="utf-8"))
             if state["key"] != key:
                 return [], None
-            return [patch_from_dict(row) for row in state["patches"]], state["report"]
+            patches = [patch_from_dict(row) for row in state["patches"]]
         except (OSError, ValueError, KeyError, TypeError):
             return [], None
+        made = [patch.commit for patch in patches if patch.commit]
+        if not all(self.store.commit_of(commit) for commit in made):
+            return [], None  # the store was removed since
+        return patches, state.get("report")
 
     def save(
         self, key: str, patches: list[PatchOutcome], report: RebaseReport | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,8 +25,16 @@ from patchset.rebase.upstream import BASE_REF
 from patchset.repo import Repo
 from patchset.staging.branch import commit_step, message_of, new_branch, signer
 from patchset.staging.compose import compose
-from patchset.staging.hooks import FAILED, Hooks
-from patchset.staging.rules import WRONG, Ruling, Size, rule_all, rule_step, size_of
+from patchset.staging.hooks import FAILED, NOT_RUN, Hooks
+from patchset.staging.rules import (
+    PERSON,
+    WRONG,
+    Ruling,
+    Size,
+    rule_all,
+    rule_step,
+    size_of,
+)
 from patchset.staging.steps import FOLDER, Plan, Step, load_steps
 from patchset.staging.texts import TEMPLATE_NAME, pull_request
 from patchset.tree import base_archive
@@ -74,9 +83,9 @@ class StageReport:
             size = f"{step.size.all} lines, {step.size.core} of them core"
             lines.append(f"  {step.commit[:12]} {step.name}: {size}")
             lines.append(f"      tests {step.tests} {step.tests_detail}".rstrip())
-            told = {k: v for k, v in step.hooks.items() if v != "skipped"}
-            counts = ", ".join(f"{name} {result}" for name, result in told.items())
-            lines.append(f"      hooks: {counts or 'not run'}")
+            counts = Counter(step.hooks.values())
+            told = ", ".join(f"{count} {result}" for result, count in counts.items())
+            lines.append(f"      pre-commit hooks: {told or 'not run'}")
             if step.hooks_output:
                 lines += [f"      | {line}" for line in step.hooks_output.splitlines()]
         lines += [
@@ -156,7 +165,7 @@ def stage(
                     if with_tests:
                         _test(staged, step, after, repo, Path(temporary))
                     if hooks is not None:
-                        _hook(staged, hooks, tree, sorted(changes))
+                        report.rulings += _hook(staged, hooks, tree, sorted(changes))
                 before = commit
         finally:
             store.close()
@@ -215,18 +224,23 @@ def _test(staged: Staged, step: Step, tree: Tree, repo: Repo, temporary: Path) -
     staged.tests_detail = ran.tail if ran.code else lines[-1]
 
 
-def _hook(staged: Staged, hooks: Hooks, tree: Path, changed: list[str]) -> None:
+def _hook(staged: Staged, hooks: Hooks, tree: Path, changed: list[str]) -> list[Ruling]:
+    """Run the hooks on a step's files; return those that a person has to run."""
     results, output = hooks.run(
         tree, [path for path in changed if (tree / path).exists()]
     )
-    staged.hooks = {
-        row.name: f"{row.result} ({row.detail})" if row.detail else row.result
-        for row in results
-    }
+    staged.hooks = {row.name: row.result for row in results}
     if any(row.result == FAILED for row in results):
         staged.hooks_output = output
     # What a hook rewrote is reported, not taken over.
     git(tree, "checkout", "--quiet", "--", ".")
+    return [
+        Ruling(
+            staged.name, f"pre-commit hook {row.name}", PERSON, f"not run: {row.detail}"
+        )
+        for row in results
+        if row.result == NOT_RUN
+    ]
 
 
 def _judge(report: StageReport) -> None:

@@ -86,7 +86,8 @@ class Hooks:
             text = path.read_text(encoding="utf-8")
         except OSError:
             raise PatchsetError(f"{checkout} has no {CONFIG_NAME}") from None
-        self.not_run: list[HookResult] = []
+        # By name: the files that the hook is for, and why it is not run.
+        self.not_run: dict[str, tuple[re.Pattern[str], str]] = {}
         self._packages: set[str] = {_PRE_COMMIT}
         self._tools: set[tuple[str, str]] = set()  # package and hook
         self._node = ""
@@ -111,10 +112,16 @@ class Hooks:
                 version = self._tags.get(revision, revision).removeprefix("v")
                 hooks.append(self._tool(hook, version))
             else:
-                name = hook.get("name", hook["id"])
                 why = _NEEDS_NETWORK.get(hook["id"], "no replacement is known")
-                self.not_run.append(HookResult(name, NOT_RUN, why))
+                self._leave_out(hook, why)
         return {"repo": "local", "hooks": hooks}
+
+    def _leave_out(self, hook: dict[str, Any], why: str) -> None:
+        files = hook.get(
+            "files", _TOOLS.get(hook["id"], ("", "", {}))[2].get("files", "")
+        )
+        name = hook.get("name", hook["id"])
+        self.not_run[name] = (re.compile(files), why)
 
     def _own(self, hook: dict[str, Any]) -> dict[str, Any]:
         """A hook of the upstream's own; Python ones run in our environment."""
@@ -129,7 +136,7 @@ class Hooks:
         if hook["id"] == _NODE:
             self._node = f"{_NODE}@{revision}"
             if shutil.which("npm") is None:
-                self.not_run.append(HookResult(_NODE, NOT_RUN, "npm is not installed"))
+                self._leave_out(hook, "npm is not installed")
                 return {
                     "id": _NODE,
                     "name": _NODE,
@@ -157,8 +164,8 @@ class Hooks:
             self.environment.parent.mkdir(parents=True, exist_ok=True)
             print("installing the hooks' tools (some minutes)", file=sys.stderr)
             write_file(done, json.dumps(self._install_all()).encode())
-        for hook, why in json.loads(done.read_text(encoding="utf-8")).items():
-            self.not_run.append(HookResult(hook, NOT_RUN, why))
+        for name, why in json.loads(done.read_text(encoding="utf-8")).items():
+            self._leave_out({"id": name}, why)
 
     def _install_all(self) -> dict[str, str]:
         _run([sys.executable, "-m", "venv", str(self.environment)])
@@ -189,7 +196,7 @@ class Hooks:
         }
         names["PATH"] = f"{self.environment / 'bin'}{os.pathsep}{names.get('PATH', '')}"
         names["PRE_COMMIT_HOME"] = str(self.environment / "pre-commit")
-        names["SKIP"] = ",".join(row.name for row in self.not_run)
+        names["SKIP"] = ",".join(self.not_run)
         names["MYPY_CACHE_DIR"] = str(self.environment / "mypy")
         done = subprocess.run(
             [
@@ -209,15 +216,17 @@ class Hooks:
             errors="replace",
             check=False,
         )
-        absent = {row.name for row in self.not_run}
         found = [
             HookResult(name, result.lower())
             for name, result in _RESULT.findall(done.stdout)
-            if name not in absent
+            if name not in self.not_run
         ]
         if not found:
             raise PatchsetError(f"pre-commit failed: {done.stdout.strip()[-2000:]}")
-        return [*found, *self.not_run], done.stdout
+        for name, (wanted, why) in self.not_run.items():
+            concerned = any(wanted.search(path) for path in files)
+            found.append(HookResult(name, NOT_RUN if concerned else SKIPPED, why))
+        return found, done.stdout
 
 
 def _run(command: list[str]) -> None:
