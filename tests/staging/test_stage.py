@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from patchset.basis import read_basis
 from patchset.errors import PatchsetError
+from patchset.rebase.store import Store
+from patchset.rebase.trees import Tree
 from patchset.repo import Repo, load_repo
 from patchset.staging import command
 from patchset.staging.command import stage
+from patchset.staging.compose import compose
 from patchset.staging.steps import load_steps
 from patchset.staging.texts import pull_request
 from patchset.tree import base_archive, unpack
@@ -102,6 +106,21 @@ def test_whole_series(checkout: Path, tmp_path: Path, real_repo: Repo) -> None:
     git(checkout, "branch", "--quiet", "-D", "flint")
 
 
+def test_one_step(checkout: Path, tmp_path: Path, real_repo: Repo) -> None:
+    report = stage(
+        real_repo,
+        checkout,
+        tmp_path,
+        branch="one",
+        only=["config-path"],
+        with_hooks=False,
+        with_tests=False,
+    )
+    assert [step.name for step in report.steps] == ["config-path"]
+    assert git(checkout, "rev-list", "--count", "main..one") == "1"
+    git(checkout, "branch", "--quiet", "-D", "one")
+
+
 def test_failure_leaves_no_branch(
     checkout: Path,
     tmp_path: Path,
@@ -152,6 +171,35 @@ def test_patch_in_no_step(copied: Path) -> None:
     path.write_text(path.read_text().replace('["model-register-flint"]', "[]"))
     with pytest.raises(PatchsetError, match="one step; see model-register-flint"):
         load_steps(load_repo(copied))
+
+
+DROP = """
+[step.drop]
+"vllm/models/flint/model.py" = ["from .attention import FlintAttention"]
+
+[step.rows]
+"""
+
+
+def test_lines_that_come_with_a_later_step(copied: Path) -> None:
+    path = copied / "staging/steps.toml"
+    text = path.read_text().replace("\n[step.rows]\n", DROP)
+    path.write_text(text)
+    with pytest.raises(PatchsetError, match="and no later step brings them"):
+        load_steps(load_repo(copied))
+    path.write_text(text.replace("flint/gguf_*.py", "flint/*"))
+    shutil.rmtree(copied / "staging/edits")  # they are for files not read here
+    repo = load_repo(copied)
+    plan = load_steps(repo)
+    store = Store(copied / "store.git")
+    base = Tree(store, {}, read_basis(base_archive(repo), repo).blobs)
+    model, gguf = (
+        compose(repo, plan, plan.steps[i], base, base)["vllm/models/flint/model.py"]
+        for i in (1, 2)
+    )
+    assert model is not None and gguf is not None
+    line = b"from .attention import FlintAttention"
+    assert line not in model.data and line in gguf.data
 
 
 def test_dropped_line_must_be_there(

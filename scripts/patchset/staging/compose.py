@@ -42,10 +42,9 @@ def compose(
                 )
             changes.update(placed.changes)
     for file in repo.overlay:
-        if file.path not in plan.leave_out and plan.step_of(file.path) == step:
-            changes[file.path] = _without(
-                file.blob, plan.drop.get(file.path), file.path
-            )
+        if step.brings(file.path) and file.path not in plan.leave_out:
+            dropped = plan.drop.get(file.path, ()) + step.drop.get(file.path, ())
+            changes[file.path] = _without(file.blob, dropped, file.path)
     for path, data in files_of(repo, step).items():
         changes[path] = Blob(data)
     for diff in edits_of(repo, step):
@@ -70,10 +69,10 @@ def _before(repo: Repo, name: str, origin: Tree) -> Tree:
     return origin
 
 
-def _without(blob: Blob, lines: tuple[str, ...] | None, path: str) -> Blob:
+def _without(blob: Blob, lines: tuple[str, ...], path: str) -> Blob:
     """A file without some of its lines, each of which it must have once."""
     text = blob.data.decode()
-    for line in lines or ():
+    for line in lines:
         if text.count(f"\n{line}\n") != 1:
             raise PatchsetError(
                 f"staging/steps.toml drops {line!r} from {path}, which has it "

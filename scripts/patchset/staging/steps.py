@@ -13,6 +13,9 @@ from patchset.errors import PatchsetError
 from patchset.gittree import Globs
 from patchset.repo import Repo
 
+# Lines to leave out, by file.
+Lines = dict[str, tuple[str, ...]]
+
 FOLDER = "staging"
 STEPS_NAME = f"{FOLDER}/steps.toml"
 
@@ -28,6 +31,11 @@ class Step:
     overlay: tuple[str, ...]
     tests: tuple[str, ...]
     rows: dict[str, str] = field(default_factory=dict)
+    drop: Lines = field(default_factory=dict)
+
+    def brings(self, path: str) -> bool:
+        """Whether an overlay file goes with this step."""
+        return path in Globs(self.overlay)
 
 
 @dataclass(frozen=True)
@@ -37,12 +45,7 @@ class Plan:
     steps: tuple[Step, ...]
     assisted_by: str
     leave_out: frozenset[str]
-    drop: dict[str, tuple[str, ...]]
-
-    def step_of(self, path: str) -> Step | None:
-        """The step that brings an overlay file; the last that names it."""
-        found = [step for step in self.steps if path in Globs(step.overlay)]
-        return found[-1] if found else None
+    drop: Lines
 
 
 def load_steps(repo: Repo) -> Plan:
@@ -63,6 +66,7 @@ def load_steps(repo: Repo) -> Plan:
                 tuple(row["overlay"]),
                 tuple(row["tests"]),
                 row.get("rows", {}),
+                _lines(row.get("drop", {})),
             )
             for row in raw["step"]
         )
@@ -70,7 +74,7 @@ def load_steps(repo: Repo) -> Plan:
             steps,
             raw["assisted-by"],
             frozenset(raw["leave-out"]),
-            {name: tuple(lines) for name, lines in raw["drop"].items()},
+            _lines(raw["drop"]),
         )
     except OSError as exc:
         raise PatchsetError(f"cannot read {path}: {exc.strerror}") from None
@@ -82,6 +86,10 @@ def load_steps(repo: Repo) -> Plan:
     return plan
 
 
+def _lines(table: dict[str, list[str]]) -> Lines:
+    return {path: tuple(lines) for path, lines in table.items()}
+
+
 def _check(plan: Plan, repo: Repo, path: Path) -> None:
     named = [name for step in plan.steps for name in step.patches]
     known = [patch.name for patch in repo.series]
@@ -91,16 +99,19 @@ def _check(plan: Plan, repo: Repo, path: Path) -> None:
         raise PatchsetError(
             f"{path}: every patch belongs to one step; see {', '.join(wrong)}"
         )
-    homeless = [
-        file.path
-        for file in repo.overlay
-        if file.path not in plan.leave_out and plan.step_of(file.path) is None
-    ]
-    if homeless:
-        raise PatchsetError(
-            f"{path}: no step brings {', '.join(homeless)}; name it in one, or in "
-            "leave-out"
-        )
+    for file in repo.overlay:
+        if file.path in plan.leave_out:
+            continue
+        last = [step for step in plan.steps if step.brings(file.path)][-1:]
+        if not last:
+            raise PatchsetError(
+                f"{path}: no step brings {file.path}; name it in one, or in leave-out"
+            )
+        if file.path in last[0].drop:
+            raise PatchsetError(
+                f"{path}: {last[0].name} drops lines of {file.path}, and no later step "
+                "brings them"
+            )
 
 
 def edits_of(repo: Repo, step: Step) -> tuple[FileDiff, ...]:
