@@ -50,9 +50,11 @@ def release(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tree
 
 
-def end_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    ran = Ran(code, "the last line", 1.0)
-    monkeypatch.setattr(good, "run_python", lambda *args: ran)
+def end_with(monkeypatch: pytest.MonkeyPatch, code: int, code_on_base: int = 0) -> None:
+    def run_python(site: Path | None, *rest: object) -> Ran:
+        return Ran(code_on_base if site is None else code, "the last line", 1.0)
+
+    monkeypatch.setattr(good, "run_python", run_python)
 
 
 def test_good_moves_the_pin_by_a_proposal(
@@ -87,6 +89,17 @@ def test_failed_check_moves_nothing(
     assert [check.result for check in report.checks] == ["failed"]
     assert "the last line" in report.checks[0].detail
     assert report.proposal == "" and report.last_good == {}
+
+
+def test_check_that_fails_on_the_base_too(
+    run: Run, release: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then this machine is to blame, and nothing was shown either way."""
+    end_with(monkeypatch, 1, code_on_base=1)
+    report = run(VERSION, gear="good")
+    assert [check.result for check in report.checks] == ["not run"]
+    assert "with the installed base too" in report.checks[0].detail
+    assert report.verdict == "applies" and report.proposal == ""
 
 
 def test_absent_compiler_is_not_a_pass(

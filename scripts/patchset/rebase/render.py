@@ -53,7 +53,8 @@ def _row(fields: dict[str, str]) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+        return f"| {' | '.join(plain)} |"
 
     return [line(head), line(("---",) * len(head)), *map(line, rows)]
 

@@ -89,18 +89,20 @@ def write(folder: Path, path: str, blob: Blob | None) -> None:
         place.write_bytes(blob.data)
 
 
-def run_python(site: Path, root: Path, words: Sequence[str], timeout: float) -> Ran:
+def run_python(
+    site: Path | None, root: Path, words: Sequence[str], timeout: float
+) -> Ran:
     """Run this interpreter with the site's vLLM before the installed one.
 
     Args:
-        site: as `make_site` makes it.
+        site: as `make_site` makes it; None for the installed vLLM.
         root: the working directory.
         words: the arguments.
         timeout: in seconds; a program that takes longer has failed.
     """
     environment = {
         **os.environ,
-        "PYTHONPATH": str(site),
+        "PYTHONPATH": "" if site is None else str(site),
         "PYTHONDONTWRITEBYTECODE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
