@@ -131,6 +131,10 @@ def _write_pin(
     document["overlay"]["supersedes"] = [item.path for item in carried.superseded]
     if cpu is not None:
         document["cpu_blobs"] = _cpu_blobs(fetch(cpu), tree, repo)
+    else:
+        lacking.append(
+            "the pin proposal's cpu_blobs and package_cpu are the old base's"
+        )
     path = folder / PIN_NAME
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
     ids = tree_ids(dict(tree.entries), load_pin(folder))
