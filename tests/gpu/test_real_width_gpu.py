@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from contract.model import reference_forward
 from contract.numerics import Numerics
-from support.engine import Answer, Pass, run_engine
+from support.engine import FLINT_KERNELS, Answer, Pass, run_engine
 from support.wide import WIDE
 from tinymodel.specs import config_json
 
@@ -65,9 +65,8 @@ def test_flint_linears_err_no_more_than_bf16_weights(
         "hf_config_path": str(bf16),
         "tokenizer": str(bf16),
     }
-    (ours,) = run_engine(passes, **gguf, **ENGINE, **GRAPHS)
-    stock = {"VLLM_DISABLED_KERNELS": "FlintNvFp4LinearKernel"}
-    (theirs,) = run_engine(passes, stock, model=str(bf16), **ENGINE)
+    (ours,) = run_engine(passes, **gguf, **ENGINE, **GRAPHS, **FLINT_KERNELS)
+    (theirs,) = run_engine(passes, model=str(bf16), **ENGINE)
     ours_off, theirs_off = errors(ours, prompts, bf16), errors(theirs, prompts, bf16)
     rms = [np.sqrt(np.mean(e**2)) for e in (ours_off, theirs_off)]
     worst = [np.abs(e).max() for e in (ours_off, theirs_off)]

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 _TIMEOUT = 600.0
+# Arguments of an engine that is to run on Flint's own kernels.
+FLINT_KERNELS = {"additional_config": {"flint_kernels": True}}
 
 
 @dataclass(frozen=True)

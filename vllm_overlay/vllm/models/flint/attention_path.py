@@ -17,6 +17,7 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
+from .opt_in import HOW_TO_ASK, kernels_requested
 from .ops.gemv.variants import missing_compiler
 
 # Names in VLLM_DISABLED_KERNELS.
@@ -39,6 +40,7 @@ class AttentionFacts:
     """What a layer's kernels depend on.
 
     Attributes:
+        requested: whether the engine is to run on Flint's kernels.
         capability: compute capability times ten; None where there is no CUDA GPU.
         missing_compiler: why CuTe DSL cannot compile here, or None.
         backend: name of the attention backend that vLLM selected.
@@ -54,6 +56,7 @@ class AttentionFacts:
 
     """
 
+    requested: bool
     capability: int | None
     missing_compiler: str | None
     backend: str
@@ -83,11 +86,13 @@ def facts_of(
         rope_parameters: the config's.
 
     """
-    parallel = get_current_vllm_config().parallel_config
+    vllm_config = get_current_vllm_config()
+    parallel = vllm_config.parallel_config
     capability = (
         current_platform.get_device_capability() if current_platform.is_cuda() else None
     )
     return AttentionFacts(
+        requested=kernels_requested(vllm_config),
         capability=None if capability is None else capability.to_int(),
         missing_compiler=missing_compiler(),
         backend=attn.attn_backend.get_name(),
@@ -110,6 +115,8 @@ def why_not_kernels(facts: AttentionFacts) -> str | None:
         return "they require CUDA"
     if facts.capability not in _CAPABILITIES:
         return "they require sm_90, sm_100, sm_103 or sm_12x"
+    if not facts.requested:
+        return HOW_TO_ASK
     if ATTENTION_KERNELS in facts.disabled:
         return f"{ATTENTION_KERNELS} is in VLLM_DISABLED_KERNELS"
     if facts.batch_invariant:

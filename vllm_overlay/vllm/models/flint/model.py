@@ -46,6 +46,7 @@ from vllm.sequence import IntermediateTensors
 
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
+from .opt_in import kernels_requested
 from .ops.linear import gate_up_silu_mul, install_flint_dense_kernels
 from .ops.norm import RMSNorm
 from .patchset import require_patches
@@ -314,6 +315,16 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         self.make_empty_intermediate_tensors = (
             self.model.make_empty_intermediate_tensors
         )
+        if kernels_requested(vllm_config):
+            self._take_flint_linears()
+        self._checkpoint = CheckpointTracker(config)
+        parallel_config = vllm_config.parallel_config
+        self._skips_experts = (
+            parallel_config.enable_expert_parallel
+            and parallel_config.enable_ep_weight_filter
+        )
+
+    def _take_flint_linears(self) -> None:
         if current_platform.is_cuda() and isinstance(
             self.lm_head.quant_method,
             (UnquantizedEmbeddingMethod, UnquantizedLinearMethod),
@@ -321,12 +332,6 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             # BF16 operands, FP32 logits: no copy of the head, unlike elsewhere.
             self.logits_processor.head_dtype = torch.float32
         install_flint_dense_kernels(self)
-        self._checkpoint = CheckpointTracker(config)
-        parallel_config = vllm_config.parallel_config
-        self._skips_experts = (
-            parallel_config.enable_expert_parallel
-            and parallel_config.enable_ep_weight_filter
-        )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up [num_tokens] token ids as [num_tokens, hidden_size]."""
