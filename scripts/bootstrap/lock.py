@@ -128,10 +128,13 @@ def write(target: str, names: set[str], resolved: dict[str, dict], source: str) 
 def lock_environment(wheel: Path) -> None:
     """Write what .venv and the reference environment are made from."""
     tools = read_inputs(REQUIREMENTS / "tools.in")
-    engine = read_inputs(REQUIREMENTS / "engine.in") + wheel_requirements(wheel)
+    direct = read_inputs(REQUIREMENTS / "engine.in")
+    engine = direct + wheel_requirements(wheel)
     resolved = resolve(tools + engine)
     engine_names = closure(engine, resolved)
-    cuda = {name for name in engine_names if name.startswith(_CUDA_PREFIXES)}
+    # The kernels' compiler has such names too, and needs no CUDA build of torch.
+    own = closure([line for line in direct if not line.startswith("torch")], resolved)
+    cuda = {name for name in engine_names - own if name.startswith(_CUDA_PREFIXES)}
     write("tools.txt", closure(tools, resolved), resolved, "tools.in")
     source = "engine.in and the patched wheel's metadata"
     write("engine.txt", engine_names - cuda, resolved, source)

@@ -9,7 +9,10 @@ all of them, so stock layers serve until they are asked for.
 from vllm.config import VllmConfig
 
 OPTION = "flint_kernels"
-HOW_TO_ASK = f"ask for all of Flint's kernels with --additional-config '{{\"{OPTION}\": true}}'"
+HOW_TO_ASK = (
+    "ask for all of Flint's kernels with --additional-config "
+    f"'{{\"{OPTION}\": true}}'"
+)
 
 
 def kernels_requested(vllm_config: VllmConfig) -> bool:
