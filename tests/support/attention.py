@@ -18,6 +18,7 @@ HEAD_DIM = 128
 GROUP = 8
 # Error of an FP32 operation, relative; tensor cores truncate where others round.
 _FP32 = 2.0**-23
+_FP32_NORMAL = 2.0**-126
 # BF16 has 8 significant bits.
 _BF16 = 2.0**-8
 
@@ -175,7 +176,8 @@ class Problem:
         total_error = (p * error).sum(-1, keepdim=True) + sink * sink_error
         total_error = total_error + steps * _FP32 * total
         exact = p @ v / total
-        weighted = p * (error + _BF16 * (1 + error))
+        # Below the smallest normal value an FP32 exponential may be 0.
+        weighted = p * (error + _BF16 * (1 + error)) + _FP32_NORMAL
         slack = (weighted + steps * _FP32 * p) @ v.abs() / total
         slack = slack * 1.01 + exact.abs() * (total_error / total)
         heads = self.q.shape[1:]
