@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """The source stage, complete, from the archive and from a clone."""
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +13,7 @@ from patchset.repo import Repo
 from patchset.tree import base_archive, unpack
 from patchset.verify import verify
 from support.image_steps import imagebuild
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=test", "-c", "user.email=test@example.com")
-    done = subprocess.run(
-        ["git", *who, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+from support.synthetic_vllm import git
 
 
 @pytest.fixture(scope="module")

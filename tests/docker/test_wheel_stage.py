@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """The build stage as far as no compiler is needed."""
 
+import importlib.util
 import shutil
 import zipfile
 from pathlib import Path
@@ -22,6 +23,12 @@ def python_part(source_stage: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """The wheel's Python part, made by vLLM's own setup.py."""
     place = tmp_path_factory.mktemp("wheel")
     tree = shutil.copytree(source_stage, place / "vllm", symlinks=True)
+    # `patchset probe` puts the MANIFEST.in without its patch beside the package.
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    manifest = Path(spec.origin).parents[1] / "MANIFEST.in"
+    if manifest.is_file():
+        shutil.copy(manifest, tree)
     python = side_environment("wheelbuild", with_engine=True) / "bin" / "python"
     mode = ("--mode", "python", "--python", python)
     done = imagebuild("wheel", tree, "--out", place / "dist", *mode)

@@ -24,6 +24,7 @@ from patchset.repo import Repo
 from patchset.report import Report
 
 REGISTER = "model-register-flint"
+PACKAGING = "build-put-flint-s-data-files-into-wheels-built-from-source"
 ROW = '"FlintForCausalLM": ("vllm.models.flint", "FlintForCausalLM")'
 Judge = Callable[[Path, Sequence[str]], bool]
 
@@ -68,6 +69,16 @@ def test_test_that_fails_without_the_patch(
     assert [(i.name, i.status) for i in report.items] == [(REGISTER, "needed")]
     assert report.exit_code == 0
     assert "its last line" in report.items[0].detail
+
+
+def test_file_that_says_what_a_wheel_holds(
+    real_repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passes(site: Path, words: Sequence[str]) -> bool:
+        return "vllm/models/flint" in (site / "MANIFEST.in").read_text()
+
+    report = run_probe(real_repo, monkeypatch, passes, PACKAGING)
+    assert [(i.name, i.status) for i in report.items] == [(PACKAGING, "needed")]
 
 
 def test_test_that_proves_nothing(

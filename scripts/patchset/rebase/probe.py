@@ -32,6 +32,8 @@ from patchset.tree import base_archive
 
 PROBES_NAME = "patches/probes.toml"
 NEEDED, UNPROVEN, BROKEN, NO_TEST = "needed", "unproven", "broken", "no-test"
+# What a test sees of a tree: the package, and what goes into wheels built from source.
+_SEEN = ("vllm/", "MANIFEST.in")
 _TIMEOUT = 600.0  # seconds a test
 _CHECK = """\
 import sys
@@ -63,6 +65,7 @@ def probe(repo: Repo, names: Sequence[str] = ()) -> Report:
             site = Path(temporary, "site")
             wheel = fetch(repo.pin.wheels[CPU_WHEEL])
             make_site(site, whole, wheel, repo.pin.base.version, repo.pin)
+            _switch(site, base, whole)
             wanted = [p.name for p in repo.series if not names or p.name in names]
             for name in tqdm(wanted, "patches", disable=None):
                 report.items.append(_probe(repo, name, base, whole, site))
@@ -133,11 +136,11 @@ def _switch(site: Path, old: Tree, new: Tree) -> None:
     """Turn the site from one tree into another."""
     for path in sorted({*old.changes, *new.changes}):
         before, after = old.read(path), new.read(path)
-        if before != after and path.startswith("vllm/"):
+        if before != after and path.startswith(_SEEN):
             write(site, path, after)
 
 
 def _last(ran: Ran) -> str:
     lines = [line for line in ran.output.strip().splitlines() if line.strip()]
-    failed = [line for line in lines if line.startswith("FAILED ")]
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return (failed or lines or [f"exit code {ran.code}"])[-1].strip()
