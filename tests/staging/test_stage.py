@@ -11,14 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from patchset.basis import read_basis
 from patchset.errors import PatchsetError
-from patchset.rebase.store import Store
-from patchset.rebase.trees import Tree
 from patchset.repo import Repo, load_repo
 from patchset.staging import command
 from patchset.staging.command import stage
-from patchset.staging.compose import compose
 from patchset.staging.steps import load_steps
 from patchset.staging.texts import pull_request
 from patchset.tree import base_archive, unpack
@@ -144,9 +140,7 @@ def test_other_base_names_the_patch(
     path.write_text(path.read_text().replace("args.dispatch_function(args)", "other()"))
     git(checkout, "commit", "--quiet", "--all", "-m", "Upstream moved on")
     try:
-        with pytest.raises(
-            PatchsetError, match="frontend: the patch frontend-.*does not"
-        ):
+        with pytest.raises(PatchsetError, match="gguf: the patch frontend-.*does not"):
             stage(
                 real_repo,
                 checkout,
@@ -173,33 +167,32 @@ def test_patch_in_no_step(copied: Path) -> None:
         load_steps(load_repo(copied))
 
 
-DROP = """
-[step.drop]
-"vllm/models/flint/model.py" = ["from .attention import FlintAttention"]
-
-[step.rows]
-"""
-
-
-def test_lines_that_come_with_a_later_step(copied: Path) -> None:
-    path = copied / "staging/steps.toml"
-    text = path.read_text().replace("\n[step.rows]\n", DROP)
-    path.write_text(text)
-    with pytest.raises(PatchsetError, match="and no later step brings them"):
+def test_file_that_comes_in_parts(
+    copied: Path, checkout: Path, tmp_path: Path, real_repo: Repo
+) -> None:
+    """A step's edit cuts an overlay file, and a later step brings it whole."""
+    report = stage(real_repo, checkout, tmp_path, with_hooks=False, with_tests=False)
+    path = "vllm/models/flint/attention.py"
+    commits = {step.name: step.commit for step in report.steps}
+    names = ("model", "kernels")
+    cut, whole = (git(checkout, "show", f"{commits[n]}:{path}") for n in names)
+    git(checkout, "branch", "--quiet", "-D", "flint")
+    assert "class FlintAttention" in cut and "kernel" not in cut
+    assert whole == (ROOT / "vllm_overlay" / path).read_text().strip()
+    steps = copied / "staging/steps.toml"
+    before, later = steps.read_text().split('name = "gguf"')
+    steps.write_text(f'{before}name = "gguf"{later.replace(path, "none")}')
+    with pytest.raises(PatchsetError, match=f"model edits {path}, and no later"):
         load_steps(load_repo(copied))
-    path.write_text(text.replace("flint/gguf_*.py", "flint/*"))
-    shutil.rmtree(copied / "staging/edits")  # they are for files not read here
-    repo = load_repo(copied)
-    plan = load_steps(repo)
-    store = Store(copied / "store.git")
-    base = Tree(store, {}, read_basis(base_archive(repo), repo).blobs)
-    model, gguf = (
-        compose(repo, plan, plan.steps[i], base, base)["vllm/models/flint/model.py"]
-        for i in (1, 2)
-    )
-    assert model is not None and gguf is not None
-    line = b"from .attention import FlintAttention"
-    assert line not in model.data and line in gguf.data
+
+
+def test_edit_that_does_not_fit(copied: Path, checkout: Path, tmp_path: Path) -> None:
+    path = "vllm/models/flint/attention.py"
+    file = copied / "vllm_overlay" / path
+    file.write_text(file.read_text().replace("def project(", "def projected("))
+    with pytest.raises(PatchsetError, match=f"staging/edits/model does not fit {path}"):
+        stage(load_repo(copied), checkout, tmp_path, with_hooks=False, with_tests=False)
+    assert branches(checkout) == ["main"]
 
 
 def test_dropped_line_must_be_there(

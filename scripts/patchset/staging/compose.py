@@ -43,7 +43,7 @@ def compose(
             changes.update(placed.changes)
     for file in repo.overlay:
         if step.brings(file.path) and file.path not in plan.leave_out:
-            dropped = plan.drop.get(file.path, ()) + step.drop.get(file.path, ())
+            dropped = plan.drop.get(file.path, ())
             changes[file.path] = _without(file.blob, dropped, file.path)
     for path, data in files_of(repo, step).items():
         changes[path] = Blob(data)
@@ -51,8 +51,8 @@ def compose(
         result = apply_file(diff, tree.changed(changes).read(diff.path))
         if result.conflicts:
             raise ConflictError(
-                f"{step.name}: staging/edits/{step.name}.patch does not fit "
-                f"{diff.path}: {result.conflicts[0].why}"
+                f"staging/edits/{step.name} does not fit {diff.path}: "
+                f"{result.conflicts[0].why}"
             )
         changes[diff.path] = result.after
     return changes

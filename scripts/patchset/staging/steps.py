@@ -13,9 +13,6 @@ from patchset.errors import PatchsetError
 from patchset.gittree import Globs
 from patchset.repo import Repo
 
-# Lines to leave out, by file.
-Lines = dict[str, tuple[str, ...]]
-
 FOLDER = "staging"
 STEPS_NAME = f"{FOLDER}/steps.toml"
 
@@ -31,7 +28,6 @@ class Step:
     overlay: tuple[str, ...]
     tests: tuple[str, ...]
     rows: dict[str, str] = field(default_factory=dict)
-    drop: Lines = field(default_factory=dict)
 
     def brings(self, path: str) -> bool:
         """Whether an overlay file goes with this step."""
@@ -40,12 +36,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """All steps, and what none of them takes along."""
+    """All steps, and what none of them takes along: files, and lines by file."""
 
     steps: tuple[Step, ...]
     assisted_by: str
     leave_out: frozenset[str]
-    drop: Lines
+    drop: dict[str, tuple[str, ...]]
 
 
 def load_steps(repo: Repo) -> Plan:
@@ -66,7 +62,6 @@ def load_steps(repo: Repo) -> Plan:
                 tuple(row["overlay"]),
                 tuple(row["tests"]),
                 row.get("rows", {}),
-                _lines(row.get("drop", {})),
             )
             for row in raw["step"]
         )
@@ -74,7 +69,7 @@ def load_steps(repo: Repo) -> Plan:
             steps,
             raw["assisted-by"],
             frozenset(raw["leave-out"]),
-            _lines(raw["drop"]),
+            {name: tuple(lines) for name, lines in raw["drop"].items()},
         )
     except OSError as exc:
         raise PatchsetError(f"cannot read {path}: {exc.strerror}") from None
@@ -84,10 +79,6 @@ def load_steps(repo: Repo) -> Plan:
         raise PatchsetError(f"{path} lacks or misstates {exc}") from None
     _check(plan, repo, path)
     return plan
-
-
-def _lines(table: dict[str, list[str]]) -> Lines:
-    return {path: tuple(lines) for path, lines in table.items()}
 
 
 def _check(plan: Plan, repo: Repo, path: Path) -> None:
@@ -107,19 +98,25 @@ def _check(plan: Plan, repo: Repo, path: Path) -> None:
             raise PatchsetError(
                 f"{path}: no step brings {file.path}; name it in one, or in leave-out"
             )
-        if file.path in last[0].drop:
+        if any(diff.path == file.path for diff in edits_of(repo, last[0])):
             raise PatchsetError(
-                f"{path}: {last[0].name} drops lines of {file.path}, and no later step "
-                "brings them"
+                f"{path}: {last[0].name} edits {file.path}, and no later step brings "
+                "it as it is"
             )
 
 
 def edits_of(repo: Repo, step: Step) -> tuple[FileDiff, ...]:
-    """A step's changes to upstream's files that only a pull request needs."""
-    path = repo.root / FOLDER / "edits" / f"{step.name}.patch"
-    if not path.is_file():
-        return ()
-    return parse_diff(path.read_bytes(), str(path))
+    """A step's changes that only a pull request needs.
+
+    They are to files of the upstream, and to overlay files, parts of which come with
+    a later step.
+    """
+    folder = repo.root / FOLDER / "edits" / step.name
+    return tuple(
+        diff
+        for path in sorted(folder.glob("*.patch"))
+        for diff in parse_diff(path.read_bytes(), str(path))
+    )
 
 
 def files_of(repo: Repo, step: Step) -> dict[str, bytes]:
