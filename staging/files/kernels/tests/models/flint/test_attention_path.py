@@ -13,13 +13,12 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.models.flint import attention_path as path
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+
 @pytest.fixture
 def facts() -> path.AttentionFacts:
     """Of Flint's layers, as if on a GPU that the kernels serve."""
     name = SimpleNamespace(get_name=lambda: "FLASH_ATTN")
-    attn: Any = SimpleNamespace(
-        attn_backend=name, kv_cache_dtype="auto", head_size=128
-    )
+    attn: Any = SimpleNamespace(attn_backend=name, kv_cache_dtype="auto", head_size=128)
     rope = {"rope_type": "default", "rope_theta": 1e4}
     with (
         set_current_vllm_config(VllmConfig()),
