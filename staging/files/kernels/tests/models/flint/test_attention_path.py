@@ -21,7 +21,7 @@ def facts() -> path.AttentionFacts:
     attn: Any = SimpleNamespace(attn_backend=name, kv_cache_dtype="auto", head_size=128)
     rope = {"rope_type": "default", "rope_theta": 1e4}
     with (
-        set_current_vllm_config(VllmConfig()),
+        set_current_vllm_config(VllmConfig(additional_config={"flint_kernels": True})),
         set_default_torch_dtype(torch.bfloat16),
     ):
         found = path.facts_of(attn, 32, 4, rope)
@@ -40,6 +40,7 @@ def test_served(facts: path.AttentionFacts, backend: str, cache_dtype: str):
     ("change", "reason"),
     [
         ({"capability": 80}, "sm_90"),
+        ({"requested": False}, "--additional-config"),
         ({"backend": "FLEX_ATTENTION"}, "FLEX_ATTENTION"),
         ({"disabled": ("FlintAttention",)}, "VLLM_DISABLED_KERNELS"),
     ],
