@@ -17,8 +17,8 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
-from .opt_in import HOW_TO_ASK, kernels_requested
 from .ops.gemv.variants import missing_compiler
+from .opt_in import HOW_TO_ASK, kernels_requested
 
 # Names in VLLM_DISABLED_KERNELS.
 ATTENTION_KERNELS = "FlintAttention"

@@ -46,9 +46,9 @@ from vllm.sequence import IntermediateTensors
 
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
-from .opt_in import kernels_requested
 from .ops.linear import gate_up_silu_mul, install_flint_dense_kernels
 from .ops.norm import RMSNorm
+from .opt_in import kernels_requested
 from .patchset import require_patches
 
 __all__ = [

@@ -10,8 +10,7 @@ from vllm.config import VllmConfig
 
 OPTION = "flint_kernels"
 HOW_TO_ASK = (
-    "ask for all of Flint's kernels with --additional-config "
-    f"'{{\"{OPTION}\": true}}'"
+    f"ask for all of Flint's kernels with --additional-config '{{\"{OPTION}\": true}}'"
 )
 
 
