@@ -22,6 +22,24 @@ _FIXED = (
 )
 
 
+def fixed_identity(name: str, email: str) -> dict[str, str]:
+    """Return the environment of commits that do not depend on who makes them, or when.
+
+    Args:
+        name: Author and committer.
+        email: Theirs.
+    """
+    return {
+        f"GIT_{role}_{key}": value
+        for role in ("AUTHOR", "COMMITTER")
+        for key, value in (
+            ("NAME", name),
+            ("EMAIL", email),
+            ("DATE", "2000-01-01T00:00:00+0000"),
+        )
+    }
+
+
 def git(
     root: Path,
     *args: str,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchset.basis import plan_on_base, read_basis, result_ids
 from patchset.errors import ConflictError, PatchsetError
-from patchset.git import git, git_dir
+from patchset.git import fixed_identity, git, git_dir
 from patchset.gittree import MODE_EXEC
 from patchset.pin import write_identity
 from patchset.plan import PRISTINE, touched_paths
@@ -21,15 +21,7 @@ from patchset.tree import unpack
 
 # The commit that the patches stand on: the base, with the overlay laid over it.
 BASE_TAG = "patchset-base"
-_IDENTITY = {
-    f"GIT_{role}_{key}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for key, value in (
-        ("NAME", "Flint patch set"),
-        ("EMAIL", "patchset@localhost"),
-        ("DATE", "2000-01-01T00:00:00+0000"),
-    )
-}
+_IDENTITY = fixed_identity("Flint patch set", "patchset@localhost")
 # Everything that churns, or that a user's configuration could change, is fixed.
 _FORMAT = [
     "--stdout",

@@ -14,18 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from patchset.errors import PatchsetError
-from patchset.git import git
+from patchset.git import fixed_identity, git
 from patchset.gittree import MODE_EXEC, MODE_FILE, Blob, Entry, Globs
 
-MACHINE = {
-    f"GIT_{role}_{key}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for key, value in (
-        ("NAME", "Flint patch set rebase"),
-        ("EMAIL", "rebase@localhost"),
-        ("DATE", "2000-01-01T00:00:00+0000"),
-    )
-}
+MACHINE = fixed_identity("Flint patch set rebase", "rebase@localhost")
 
 
 class Store:
