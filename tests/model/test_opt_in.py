@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.models.flint.opt_in import kernels_requested
+from vllm.model_executor.layers import layernorm
+from vllm.models.flint.ops.norm import RMSNorm
+from vllm.models.flint.opt_in import kernels_requested, norm_class
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,11 @@ def test_anything_else_is_refused(value: Any) -> None:
     config: Any = SimpleNamespace(additional_config={"flint_kernels": value})
     with pytest.raises(ValueError, match="flint_kernels must be true or false"):
         kernels_requested(config)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(False, layernorm.RMSNorm), (True, RMSNorm)]
+)
+def test_norms_follow(value: bool, wanted: type) -> None:
+    config: Any = SimpleNamespace(additional_config={"flint_kernels": value})
+    assert norm_class(config) is wanted

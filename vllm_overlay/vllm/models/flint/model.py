@@ -47,8 +47,7 @@ from vllm.sequence import IntermediateTensors
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
 from .ops.linear import gate_up_silu_mul, install_flint_dense_kernels
-from .ops.norm import RMSNorm
-from .opt_in import kernels_requested
+from .opt_in import kernels_requested, norm_class
 from .patchset import require_patches
 
 __all__ = [
@@ -180,8 +179,9 @@ class FlintDecoderLayer(nn.Module):
             )
         else:
             self.mlp = FlintSparseMoeBlock(vllm_config, prefix=f"{prefix}.mlp")
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(
+        norm = norm_class(vllm_config)
+        self.input_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = norm(
             config.hidden_size, eps=config.rms_norm_eps
         )
 
@@ -236,7 +236,7 @@ class FlintModel(nn.Module):
             lambda prefix: FlintDecoderLayer(vllm_config, prefix=prefix),
             prefix=f"{prefix}.layers",
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = norm_class(vllm_config)(config.hidden_size, eps=config.rms_norm_eps)
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
             ["hidden_states", "residual"], config.hidden_size
         )

@@ -7,6 +7,9 @@ all of them, so stock layers serve until they are asked for.
 """
 
 from vllm.config import VllmConfig
+from vllm.model_executor.layers import layernorm
+
+from .ops.norm import RMSNorm
 
 OPTION = "flint_kernels"
 HOW_TO_ASK = (
@@ -28,3 +31,8 @@ def kernels_requested(vllm_config: VllmConfig) -> bool:
             f"--additional-config: {OPTION} must be true or false, got {value!r}"
         )
     return value
+
+
+def norm_class(vllm_config: VllmConfig) -> type[layernorm.RMSNorm]:
+    """Return the RMSNorm for an engine's residual stream."""
+    return RMSNorm if kernels_requested(vllm_config) else layernorm.RMSNorm
