@@ -23,7 +23,8 @@ SPECS = [
 def served(max_batch: int = 256) -> list[tuple[DecodeSpec, DecodeConfig]]:
     """Every variant that Flint may launch at TP 1 and 2."""
     configs = dict.fromkeys(
-        pick_config(batch, kv_heads, SMS)
+        pick_config(batch, kv_heads, SMS, windowed)
+        for windowed in (False, True)
         for kv_heads in (4, 2)
         for batch in range(1, max_batch + 1)
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 from tqdm import tqdm
 from vllm.models.flint.ops.attention.config import (
+    NO_WINDOW,
     DecodeConfig,
     DecodeSpec,
     split_target,
@@ -23,8 +24,6 @@ from attentionbench.problems import KV_HEADS, Case, Inputs
 from gemvbench.library import Library
 from gemvbench.timing import graph_us
 from gemvbench.tune import Results
-
-_NO_WINDOW = 2**31 - 1
 
 
 def time_schedules(
@@ -56,7 +55,7 @@ def time_schedules(
                     workspace.counters,
                     None,
                     None,
-                    case.window or _NO_WINDOW,
+                    case.window or NO_WINDOW,
                     target,
                     SCALE,
                 )

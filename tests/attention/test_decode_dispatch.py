@@ -57,7 +57,7 @@ def test_layouts_are_taken_as_they_are(launches: list[tuple], layout: str) -> No
     call(problem)
     ((spec, config, arguments),) = launches
     assert not spec.fp8
-    assert config == pick_config(2, 4, SMS)
+    assert config == pick_config(2, 4, SMS, windowed=True)
     assert arguments[1].data_ptr() == problem.kv_cache.data_ptr()
     assert arguments[1].stride() == problem.kv_cache.stride()
     assert arguments[10:] == (513, split_target(config, 4, SMS), problem.scale)
@@ -120,20 +120,22 @@ def test_no_requests_launch_nothing(launches: list[tuple]) -> None:
     assert not launches
 
 
+@pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
-def test_one_request_gets_the_whole_gpu(kv_heads: int) -> None:
-    config = pick_config(1, kv_heads, SMS)
+def test_one_request_gets_the_whole_gpu(kv_heads: int, windowed: bool) -> None:
+    config = pick_config(1, kv_heads, SMS, windowed)
     clusters = split_target(config, kv_heads, SMS) * kv_heads
     assert clusters * config.cluster * config.warps >= 7 * SMS
     # A batch of many is not cut: a CTA has a request of its own.
-    assert pick_config(256, kv_heads, SMS).cluster == 1
+    assert pick_config(256, kv_heads, SMS, windowed).cluster == 1
 
 
+@pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_workspace_fits_every_batch(kv_heads: int) -> None:
+def test_workspace_fits_every_batch(kv_heads: int, windowed: bool) -> None:
     workspace = DecodeWorkspace(256, kv_heads, SMS, torch.device("cpu"))
     for batch in range(1, 257):
-        config = pick_config(batch, kv_heads, SMS)
+        config = pick_config(batch, kv_heads, SMS, windowed)
         clusters = grid_clusters(batch, split_target(config, kv_heads, SMS))
         assert clusters <= workspace.records.shape[0]
         assert batch * kv_heads * config.cluster <= workspace.counters.numel()

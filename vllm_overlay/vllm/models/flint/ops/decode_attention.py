@@ -13,6 +13,7 @@ import torch
 from .attention.config import (
     GROUP,
     HEAD_DIM,
+    NO_WINDOW,
     TILE_KEYS,
     DecodeConfig,
     DecodeSpec,
@@ -27,7 +28,6 @@ __all__ = ["MAX_BATCH", "DecodeWorkspace", "flint_decode_attention", "warmup"]
 
 # The largest batch that the shared workspaces serve.
 MAX_BATCH = 256
-_NO_WINDOW = 2**31 - 1
 _workspaces: dict[tuple[torch.device, int, int], DecodeWorkspace] = {}
 
 
@@ -93,7 +93,7 @@ def flint_decode_attention(
     reason = workspace.why_not(batch, kv_heads, q.device)
     if reason is not None:
         raise ValueError(f"the workspace does not fit: {reason}")
-    config = _config(batch, kv_heads)
+    config = _config(batch, kv_heads, window is not None)
     decode_variant(DecodeSpec(fp8, pdl, pdl and early_reads), config)(
         q,
         kv_cache,
@@ -104,7 +104,7 @@ def flint_decode_attention(
         workspace.records,
         workspace.counters,
         *scales,
-        _NO_WINDOW if window is None else window,
+        NO_WINDOW if window is None else window,
         split_target(config, kv_heads, current_gpu().sms),
         scale,
     )
@@ -122,12 +122,13 @@ def warmup(
     Nothing is launched.
     """
     spec = DecodeSpec(fp8, pdl, pdl and early_reads)
-    for config in {_config(batch, kv_heads) for batch in range(1, max_batch + 1)}:
+    batches = range(1, max_batch + 1)
+    for config in {_config(b, kv_heads, w) for b in batches for w in (False, True)}:
         decode_variant(spec, config)
 
 
-def _config(batch: int, kv_heads: int) -> DecodeConfig:
-    return pick_config(batch, kv_heads, current_gpu().sms)
+def _config(batch: int, kv_heads: int, windowed: bool) -> DecodeConfig:
+    return pick_config(batch, kv_heads, current_gpu().sms, windowed)
 
 
 def _shared_workspace(device: torch.device, kv_heads: int) -> DecodeWorkspace:

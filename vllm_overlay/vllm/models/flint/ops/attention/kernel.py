@@ -173,6 +173,7 @@ class DecodeKernel:
             self.softmax.store(state, s_warps[warp, None, None], lane)
             if const_expr(config.cluster > 1):
                 cute.arch.cluster_wait()
+                self.merge.expect(barrier, thread)
             cute.arch.sync_threads()
             to = Destination(
                 m_out,

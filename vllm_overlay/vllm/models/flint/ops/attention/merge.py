@@ -80,13 +80,18 @@ class Merge:
 
     @cute.jit
     def open_exchange(self, barrier: cute.Pointer, thread: Int32):
-        """Prepare ``barrier``; the caller waits for the cluster before ``finish``."""
+        """Prepare ``barrier``; the caller waits for the cluster before ``expect``."""
         if thread == 0:
             cute.arch.mbarrier_init(barrier, 1)
             cute.arch.mbarrier_init_fence()
+        cute.arch.cluster_arrive_relaxed()
+
+    @cute.jit
+    def expect(self, barrier: cute.Pointer, thread: Int32):
+        """Say what will come, after the cluster has met; it may be there already."""
+        if thread == 0:
             size = 4 * RECORD * GROUP
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
-        cute.arch.cluster_arrive_relaxed()
 
     @cute.jit
     def finish(

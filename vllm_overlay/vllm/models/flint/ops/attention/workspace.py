@@ -68,5 +68,6 @@ def _largest_batches(
     """The largest batch of each schedule."""
     largest: dict[DecodeConfig, int] = {}
     for batch in range(1, max_batch + 1):
-        largest[pick_config(batch, kv_heads, sms)] = batch
+        for windowed in (False, True):
+            largest[pick_config(batch, kv_heads, sms, windowed)] = batch
     return [(batch, config) for config, batch in largest.items()]

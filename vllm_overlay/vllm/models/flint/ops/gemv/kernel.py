@@ -149,16 +149,14 @@ class GemvKernel:
             s_squares = smem.allocate_tensor(Float32, self.norm.squares_layout(), 16)
             if const_expr(config.k_ctas > 1):
                 squares_barrier = smem.allocate_array(Int64, 1)
-                self.norm.open_squares(
-                    squares_barrier, cute.size(m_x, mode=[0]), thread
-                )
+                self.norm.open_squares(squares_barrier, thread)
         s_exchange = barrier = None
         if const_expr(config.k_ctas > 1):
             s_exchange = smem.allocate_tensor(
                 Float32, self.reduction.exchange_layout(), 16
             )
             barrier = smem.allocate_array(Int64, 1)
-            self.reduction.open_exchange(barrier, cute.size(m_out, mode=[0]), thread)
+            self.reduction.open_exchange(barrier, thread)
 
         # Weights do not depend on the previous kernel: all of this overlaps with it.
         first = (rank * config.k_warps + k_warp) * self.steps
@@ -181,6 +179,10 @@ class GemvKernel:
 
         if const_expr(config.k_ctas > 1):
             cute.arch.cluster_wait()
+            tokens = cute.size(m_out, mode=[0])
+            self.reduction.expect(barrier, tokens, thread)
+            if const_expr(spec.norm_eps is not None):
+                self.norm.expect_squares(squares_barrier, tokens, thread)
         if const_expr(spec.pdl):
             cute.arch.griddepcontrol_wait()
 

@@ -48,13 +48,19 @@ class NormPrologue:
         return cute.make_ordered_layout(shape, order=(2, 1, 0))
 
     @cute.jit
-    def open_squares(self, barrier: cute.Pointer, tokens: Int32, thread: Int32):
+    def open_squares(self, barrier: cute.Pointer, thread: Int32):
         """Prepares ``barrier`` for the cluster's square sums.
 
-        The caller waits for the cluster before ``stage``.
+        ``Reduction.open_exchange`` has the fence; the caller waits for the cluster
+        before ``expect_squares``.
         """
         if thread == 0:
             cute.arch.mbarrier_init(barrier, 1)
+
+    @cute.jit
+    def expect_squares(self, barrier: cute.Pointer, tokens: Int32, thread: Int32):
+        """Says what will come; as ``Reduction.expect``."""
+        if thread == 0:
             sums = cutlass.min(tokens, self.config.tokens) * self.groups
             cute.arch.mbarrier_arrive_and_expect_tx(
                 barrier, sums * self.config.k_ctas * 4

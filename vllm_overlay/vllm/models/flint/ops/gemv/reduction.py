@@ -45,18 +45,26 @@ class Reduction:
         )
 
     @cute.jit
-    def open_exchange(self, barrier: cute.Pointer, tokens: Int32, thread: Int32):
+    def open_exchange(self, barrier: cute.Pointer, thread: Int32):
         """Prepares ``barrier`` for what the cluster will push here.
 
-        The caller waits for the cluster before ``finish``: by then all CTAs have run
+        The caller waits for the cluster before ``expect``: by then all CTAs have run
         this.
         """
         if thread == 0:
             cute.arch.mbarrier_init(barrier, 1)
             cute.arch.mbarrier_init_fence()
+        cute.arch.cluster_arrive_relaxed()
+
+    @cute.jit
+    def expect(self, barrier: cute.Pointer, tokens: Int32, thread: Int32):
+        """Says what will come, after the cluster has met; bytes may be there already.
+
+        Until this thread arrives, no byte completes the phase.
+        """
+        if thread == 0:
             rows = cutlass.min(tokens, self.config.tokens) * self.config.rows
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, rows * 4)
-        cute.arch.cluster_arrive_relaxed()
 
     def store_partial(self, acc, s_partial, lane, row_warp, k_warp):
         """Writes one warp's sums; ``acc[tile][token tile]`` are mma accumulators."""
