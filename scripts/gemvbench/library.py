@@ -22,7 +22,7 @@ from gemvbench.sets import Variant as GemvVariant
 Variant: TypeAlias = GemvVariant | tuple[DecodeSpec, DecodeConfig]
 
 # What only chooses among kernels is no part of their identity.
-_NOT_KERNELS = {"tables.py", "variants.py", "workspace.py"}
+_NOT_KERNELS = {"disk_cache.py", "tables.py", "variants.py", "workspace.py"}
 
 
 def _source_key() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from .config import GemvConfig, GemvSpec
+from .disk_cache import on_disk
 
 logger = init_logger(__name__)
 
@@ -20,7 +21,8 @@ CUTE_DSL_RELEASE = "4.8"
 # What the compiler of a kernel is called with: of each kernel other types.
 Key = tuple[Hashable, ...]
 _compiled: dict[Key, Callable[..., Any]] = {}
-_seconds: list[float] = []
+_seconds: dict[Key, float] = {}
+_from_disk: set[Key] = set()
 
 
 @functools.cache
@@ -45,11 +47,22 @@ def variant(
 ) -> Callable[..., Any]:
     """The compiled kernel of ``key``: what ``load_compiler()(*key)`` gives, once."""
     if key not in _compiled:
-        compiler = load_compiler()
-        start = time.perf_counter()
-        _compiled[key] = compiler(*key)
-        _seconds.append(time.perf_counter() - start)
+        _compiled[key] = on_disk(_timed(load_compiler()))(*key)
+        if key not in _seconds:
+            _from_disk.add(key)
     return _compiled[key]
+
+
+@functools.cache
+def _timed(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compiler)
+    def compile_and_time(*key: Hashable) -> Any:
+        start = time.perf_counter()
+        compiled = compiler(*key)
+        _seconds[key] = time.perf_counter() - start
+        return compiled
+
+    return compile_and_time
 
 
 def gemv_variant(spec: GemvSpec, config: GemvConfig) -> Callable[..., Any]:
@@ -82,5 +95,8 @@ def add_prebuilt(key: Key, function: Callable[..., Any]) -> None:
 def report_compilation() -> None:
     """Says once, at the first launch, what start-up compiled."""
     logger.info_once(
-        "Flint compiled %d kernel variants in %.1f s", len(_seconds), sum(_seconds)
+        "Flint compiled %d kernel variants in %.1f s and took %d from disk",
+        len(_seconds),
+        sum(_seconds.values()),
+        len(_from_disk),
     )
