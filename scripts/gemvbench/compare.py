@@ -74,10 +74,12 @@ def _time(
             x = torch.randn(m, layer.k, device="cuda").bfloat16()
             error = _error(contenders[0], used[0], x, layer)
             us = graph_us([functools.partial(c, x) for c in contenders])
+            picked = {"path": kind.path(layer, m)} if issubclass(kind, Ours) else {}
             results.add(
                 size,
                 us,
                 **common,
+                **picked,
                 m=m,
                 contender=kind.name,
                 error=float(f"{error:.1e}"),

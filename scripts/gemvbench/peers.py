@@ -64,6 +64,26 @@ class Ours(Contender):
             own = weight.codes, weight.swizzled()
             self._call = functools.partial(self._rows, *own, *rest)
 
+    @classmethod
+    def path(cls, layer: Layer, m: int) -> str:
+        """Which kernel the dispatch picks for `m` tokens."""
+        shape = layer.shape("mul", cls.layout)
+        nt = nvfp4_gemv.pick_nt(
+            shape.n, shape.k, m, shape.silu_mul, layout=cls.layout
+        )
+        if nt is not None:
+            return f"GEMV, {nt} x 8 tokens"
+        limit = nvfp4_gemv.max_tokens(
+            shape.n, shape.k, shape.silu_mul, layout=cls.layout
+        )
+        if m <= limit:
+            return "GEMV, several launches"
+        if cls.layout == "row_major":
+            return "dequantization and cuBLAS"
+        tiles = fragments.measured_tiles(shape, m)
+        assert tiles is not None, f"{layer.name} has no measured tiles"
+        return f"quack, {tiles.tile_m}x{tiles.tile_n}, split {tiles.split_k}"
+
     def _fragments(self, *args: Any) -> torch.Tensor:
         return fragments.fragment_linear(args[-1], *args[:-1])
 
