@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The weights of a sparse layer as Flint's kernels read them, for any tokens.
+
+There is one copy: codes and BF16 weights stay in the memory that was loaded. Block
+scales alone get a new order, the 128x4 swizzle of each expert, one expert at a time.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+
+from ..gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
+from ..gemv_weight import GemvWeight
+
+_GROUP = 16
+
+# A weight, its block scales and its global scale, as a dense layer holds them.
+Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class FlintMoEWeights:
+    """The routed experts of a layer, NVFP4 or BF16, on this rank.
+
+    Attributes:
+        w1: uint8 [E, 2 * I, H / 2], ModelOpt's codes, or BF16 [E, 2 * I, H]; the rows
+            are [gate | up].
+        w1_scale: uint8 [E, bytes]: of each expert the E4M3 bytes of [2 * I, H / 16] in
+            the 128x4 swizzle, padded to multiples of 128 and 4. None for BF16.
+        alpha1: FP32 [E], each expert's global scale; None for BF16.
+        w2: uint8 [E, H, I / 2], or BF16 [E, H, I].
+        w2_scale: like ``w1_scale``, of [H, I / 16].
+        alpha2: like ``alpha1``.
+
+    Raises:
+        ValueError: a tensor has the wrong type, shape or layout.
+
+    """
+
+    w1: torch.Tensor
+    w1_scale: torch.Tensor | None
+    alpha1: torch.Tensor | None
+    w2: torch.Tensor
+    w2_scale: torch.Tensor | None
+    alpha2: torch.Tensor | None
+
+    def __post_init__(self) -> None:
+        dtype = self.w1.dtype
+        if dtype not in (torch.uint8, torch.bfloat16) or self.w2.dtype != dtype:
+            raise ValueError(
+                "w1 and w2 must both be uint8 (NVFP4) or both BF16, got "
+                f"{dtype} and {self.w2.dtype}"
+            )
+        shapes = tuple(self.w1.shape), tuple(self.w2.shape)
+        packed = 1 if self.is_bf16 else 2
+        if self.w1.dim() != 3 or self.w2.dim() != 3 or self.w1.shape[1] % 2:
+            raise ValueError(f"w1 and w2 must be [E, 2 * I, H] and [E, H, I]: {shapes}")
+        wanted = (self.num_experts, self.hidden, self.intermediate // packed)
+        if self.w2.shape != wanted:
+            raise ValueError(f"w2 must be {wanted} beside w1 {shapes[0]}: {shapes[1]}")
+        if not (self.w1.is_contiguous() and self.w2.is_contiguous()):
+            raise ValueError("w1 and w2 must be contiguous")
+        self._check_scales("w1", self.w1_scale, self.alpha1, self.w1)
+        self._check_scales("w2", self.w2_scale, self.alpha2, self.w2)
+
+    def _check_scales(
+        self,
+        name: str,
+        scale: torch.Tensor | None,
+        alpha: torch.Tensor | None,
+        weight: torch.Tensor,
+    ) -> None:
+        if self.is_bf16:
+            if scale is not None or alpha is not None:
+                raise ValueError(f"{name} is BF16 and takes no scales")
+            return
+        n, k = weight.shape[1], 2 * weight.shape[2]
+        shape = (self.num_experts, _swizzled_bytes(n, k))
+        if (
+            scale is None
+            or scale.dtype != torch.uint8
+            or scale.shape != shape
+            or not scale.is_contiguous()
+        ):
+            raise ValueError(f"{name}_scale must be contiguous uint8 {list(shape)}")
+        if alpha is None or alpha.dtype != torch.float32 or alpha.shape != shape[:1]:
+            raise ValueError(f"alpha of {name} must be FP32 [{self.num_experts}]")
+
+    @classmethod
+    def from_modelopt(
+        cls,
+        w1: torch.Tensor,
+        w1_scale: torch.Tensor,
+        alpha1: torch.Tensor,
+        w2: torch.Tensor,
+        w2_scale: torch.Tensor,
+        alpha2: torch.Tensor,
+    ) -> "FlintMoEWeights":
+        """Take ModelOpt's tensors; only the block scales are copied.
+
+        Args:
+            w1: uint8 [E, 2 * I, H / 2], rows [gate | up]. H is a multiple of 16.
+            w1_scale: E4M3 or uint8 [E, 2 * I, H / 16], not swizzled.
+            alpha1: FP32 [E].
+            w2: uint8 [E, H, I / 2]. I is a multiple of 16.
+            w2_scale: E4M3 or uint8 [E, H, I / 16], not swizzled.
+            alpha2: FP32 [E].
+
+        Returns:
+            The weights; codes and global scales share the arguments' memory.
+
+        Raises:
+            ValueError: a tensor has the wrong type, shape or layout.
+
+        """
+        return cls(
+            w1,
+            _swizzle("w1", w1, w1_scale),
+            alpha1,
+            w2,
+            _swizzle("w2", w2, w2_scale),
+            alpha2,
+        )
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether the experts are BF16, and not NVFP4."""
+        return self.w1.dtype == torch.bfloat16
+
+    @property
+    def num_experts(self) -> int:
+        """Experts on this rank."""
+        return self.w1.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """Width of a token."""
+        return self.w1.shape[2] * (1 if self.is_bf16 else 2)
+
+    @property
+    def intermediate(self) -> int:
+        """Width between an expert's two projections."""
+        return self.w1.shape[1] // 2
+
+
+@dataclass(frozen=True)
+class LLMoEWeights:
+    """All of a sparse layer that the three low-latency launches read.
+
+    Attributes:
+        router: BF16 [E, H], contiguous.
+        experts: the routed experts.
+        shared_gate_up: the shared expert's gate and up rows, in the layer's memory.
+        shared_down: its down rows.
+
+    Raises:
+        ValueError: the parts do not fit together.
+
+    """
+
+    router: torch.Tensor
+    experts: FlintMoEWeights
+    shared_gate_up: GemvWeight
+    shared_down: GemvWeight
+
+    def __post_init__(self) -> None:
+        experts, up, down = self.experts, self.shared_gate_up, self.shared_down
+        wanted = (experts.num_experts, experts.hidden)
+        if self.router.dtype != torch.bfloat16 or self.router.shape != wanted:
+            raise ValueError(
+                f"router must be BF16 {list(wanted)}, got "
+                f"{self.router.dtype} {tuple(self.router.shape)}"
+            )
+        if not self.router.is_contiguous():
+            raise ValueError("router must be contiguous")
+        if up.shape.k != experts.hidden or up.shape.n != 2 * down.shape.k:
+            raise ValueError(
+                "the shared expert's gate and up rows do not fit: "
+                f"{up.shape.n} x {up.shape.k}"
+            )
+        if down.shape.n != experts.hidden:
+            raise ValueError(
+                f"the shared expert's down rows do not fit: {down.shape.n} of "
+                f"{experts.hidden}"
+            )
+
+    @cached_property
+    def shared_gate_up_operands(self) -> Operands:
+        """``shared_gate_up`` as its layer holds it."""
+        return layer_operands(self.shared_gate_up)
+
+    @cached_property
+    def shared_down_operands(self) -> Operands:
+        """``shared_down`` as its layer holds it."""
+        return layer_operands(self.shared_down)
+
+
+def layer_operands(weight: GemvWeight) -> Operands:
+    """Give back the tensors that a ``GemvWeight`` was made of, as views.
+
+    Returns:
+        BF16 [N, K], None, None; or codes, uint8 block scales and the FP32 [1] global
+        scale: row-major [N, K / 2] and flat, or [N / 64, K / 64, 128, 16] and
+        [N / 64, K / 64, 32, 4, 2] in fragment order.
+
+    """
+    if weight.scales is None:
+        return weight.words.view(torch.bfloat16), None, None
+    codes, scales = weight.words.view(torch.uint8), weight.scales.view(torch.uint8)
+    if weight.shape.layout == "fragments":
+        blocks = weight.shape.n // FRAGMENT_BLOCK, weight.shape.k // FRAGMENT_BLOCK
+        codes, scales = codes.view(*blocks, 128, 16), scales.view(*blocks, 32, 4, 2)
+    return codes, scales, weight.global_scale
+
+
+def _swizzled_bytes(n: int, k: int) -> int:
+    rows = -(-n // SCALE_ROWS) * SCALE_ROWS
+    return rows * -(-k // (4 * _GROUP)) * 4
+
+
+def _swizzle(name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Put [E, N, K / 16] in the 128x4 swizzle of each expert: uint8 [E, bytes]."""
+    if weight.dtype != torch.uint8 or weight.dim() != 3:
+        raise ValueError(f"{name} must be uint8 [E, rows, codes / 2]")
+    experts, n, k = weight.shape[0], weight.shape[1], 2 * weight.shape[2]
+    wanted = (experts, n, k // _GROUP)
+    if k % _GROUP or scale.shape != wanted or scale.element_size() != 1:
+        raise ValueError(
+            f"{name}_scale must be E4M3 bytes {list(wanted)} of a weight whose width "
+            f"is a multiple of {_GROUP}, got {scale.dtype} {tuple(scale.shape)}"
+        )
+    out = scale.new_empty((experts, _swizzled_bytes(n, k)), dtype=torch.uint8)
+    rows = -(-n // SCALE_ROWS) * SCALE_ROWS
+    padded = out.new_zeros((rows, out.shape[1] // rows))
+    # Rows 0, 32, 64 and 96 of 128 lie side by side, four scales of each.
+    blocks = padded.view(-1, 4, SCALE_ROWS // 4, padded.shape[1] // 4, 4)
+    blocks = blocks.permute(0, 3, 2, 1, 4)
+    for expert in range(experts):
+        padded[:n, : k // _GROUP] = scale[expert].view(torch.uint8)
+        out[expert].view(blocks.shape).copy_(blocks)
+    return out
