@@ -31,18 +31,18 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 )
 def test_topk(routing, kind: str, tokens: int, experts: int, top_k: int) -> None:
     logits = draw_logits(kind, seeded(tokens), tokens, experts)
-    check_choice(logits, top_k, *routing.topk_sigmoid(logits, top_k))
+    check_choice(logits, top_k, *routing.topk_sigmoid(logits, top_k, pdl=False))
 
 
 def test_topk_of_strided_rows_and_of_one_expert(routing) -> None:
     logits = draw(4, 24)
-    check_choice(logits[:, :16], 6, *routing.topk_sigmoid(logits[:, :16], 6))
-    check_choice(logits[:, :1], 1, *routing.topk_sigmoid(logits[:, :1], 1))
+    check_choice(logits[:, :16], 6, *routing.topk_sigmoid(logits[:, :16], 6, pdl=False))
+    check_choice(logits[:, :1], 1, *routing.topk_sigmoid(logits[:, :1], 1, pdl=False))
 
 
 def test_the_checks_see_a_wrong_choice(routing) -> None:
     logits = draw_logits("ties", seeded(0), 8, 256)
-    ids, weights = routing.topk_sigmoid(logits, 6)
+    ids, weights = routing.topk_sigmoid(logits, 6, pdl=False)
     higher = logits.flip(1).double().sort(descending=True, stable=True).indices
     with pytest.raises(AssertionError):
         check_choice(logits, 6, (255 - higher[:, :6]).int(), weights)
@@ -59,10 +59,12 @@ def test_logits_that_are_no_numbers(routing, value: float) -> None:
         logits = draw(3, experts)
         logits[0] = value
         logits[1, ::2] = value
-        ids, _ = routing.topk_sigmoid(logits, 6)
+        ids, _ = routing.topk_sigmoid(logits, 6, pdl=False)
         assert ((ids >= 0) & (ids < experts)).all()
         assert all(len(set(row.tolist())) == 6 for row in ids)
-        check_choice(logits[2:], 6, *(x[2:] for x in routing.topk_sigmoid(logits, 6)))
+        check_choice(
+            logits[2:], 6, *(x[2:] for x in routing.topk_sigmoid(logits, 6, pdl=False))
+        )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_route_of_ties_is_that_of_topk(routing) -> None:
     found = routing.route(*args, counter, pdl=False, logits=logits)
     assert len(logits[0].unique()) < 16
     check_route(*args, logits, found)
-    alone = routing.topk_sigmoid(logits, 6)
+    alone = routing.topk_sigmoid(logits, 6, pdl=False)
     assert all(torch.equal(a, b) for a, b in zip(found[2:], alone, strict=True))
 
 

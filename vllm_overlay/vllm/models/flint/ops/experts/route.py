@@ -12,6 +12,9 @@ waits for the previous kernel. All of a token's programs norm it, since 4 KiB ou
 cost less than a launch; the last of them to arrive at the token's counter chooses. A
 program waits for no other, so any number of them may be resident.
 
+Both let the next kernel start after their own wait only: it may take it that all that
+came before them is done.
+
 Bytes: the router's weight once (1 MiB) and little else. Floor: two dependent sums, an
 atomic and top_k dependent maxima, 2 to 3 us. Past ``MAX_ROUTE_TOKENS`` tokens, L2 would
 read the weight once for each; a GEMM and ``topk_sigmoid`` are cheaper.
@@ -77,7 +80,11 @@ def _topk_kernel(
     SLOTS: tl.constexpr,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     expert = tl.arange(0, EXPERTS)[None, :]
     inside = (token < tokens) & (expert < num_experts)
@@ -129,7 +136,6 @@ def _route_kernel(
     gain = tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-        # Not earlier: the next kernel takes it that all before this one is done.
         tl.extra.cuda.gdc_launch_dependents()
 
     total = tl.load(x + token * x_stride + column, mask=inside, other=0.0)
@@ -256,12 +262,15 @@ def route(
     return normed, new_residual, ids, weights
 
 
-def topk_sigmoid(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def topk_sigmoid(
+    logits: torch.Tensor, top_k: int, pdl: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of any number of tokens from rounded logits.
 
     Args:
         logits: BF16 [M, E], unit inner stride.
         top_k: experts of a token.
+        pdl: let the next kernel start while this one drains.
 
     Returns:
         Expert ids, int32 [M, top_k], best first, and their weights, FP32 [M, top_k],
@@ -283,6 +292,7 @@ def topk_sigmoid(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.
     if logits.stride(1) != 1 and experts > 1:
         raise ValueError("logits must have unit inner stride")
     tokens = 1 if m <= MAX_ROUTE_TOKENS else _TOKENS_OF_MANY
+    launch_pdl = {"launch_pdl": True} if pdl else {}
     _topk_kernel[(triton.cdiv(m, tokens),)](
         logits,
         ids,
@@ -294,7 +304,9 @@ def topk_sigmoid(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.
         SLOTS=triton.next_power_of_2(top_k),
         TOKENS=tokens,
         EXPERTS=triton.next_power_of_2(experts),
+        PDL=pdl,
         num_warps=tokens,
+        **launch_pdl,
     )
     return ids, weights
 
