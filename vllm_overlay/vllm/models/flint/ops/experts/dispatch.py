@@ -84,10 +84,10 @@ def flint_moe_ll(
 
     """
     _check_tokens(attn_out, LL_MOE_MAX_TOKENS)
-    normed, new_residual, *choice = route(
+    normed, new_residual, ids, weights = route(
         attn_out, residual, ln_weight, eps, w.router, top_k, counter, pdl
     )
-    return _decode(normed, *choice, w.experts, w, pdl), new_residual
+    return _decode(normed, ids, weights, w.experts, w, pdl), new_residual
 
 
 def flint_moe(
