@@ -234,4 +234,4 @@ def test_decode_form_suits_gpu_and_assembler(
     version = SimpleNamespace(CUDA_VERSION=SimpleNamespace(major=cuda))
     monkeypatch.setitem(sys.modules, "cutlass", version)
     monkeypatch.setattr(nvfp4_gemv, "current_gpu", lambda: Gpu(capability, 132))
-    assert nvfp4_gemv._decode_form.__wrapped__() == form
+    assert nvfp4_gemv.decode_form.__wrapped__() == form

@@ -141,10 +141,10 @@ def normed_gemv(
         most = MMA_TOKENS * max(tiles, default=0)
         raise ValueError(f"one launch takes at most {most} tokens, got {x.shape[0]}")
     gemv_variant(spec, _config(spec, shape, nt))(
-        _with_aligned_rows(x),
+        with_aligned_rows(x),
         *weight.operands,
         out,
-        _with_aligned_rows(residual),
+        with_aligned_rows(residual),
         norm_weight,
         new_residual,
     )
@@ -159,7 +159,7 @@ def dequantize_rows(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.T
     check_row_major(weight, weight_scale, 16)
     out = torch.empty((n, k), dtype=torch.bfloat16, device=weight.device)
     if n:
-        dequantize_variant(k, _decode_form())(
+        dequantize_variant(k, decode_form())(
             weight.view(torch.int32),
             weight_scale.view(-1).view(torch.uint8),
             out.view(torch.int32),
@@ -264,7 +264,7 @@ def _spec(
     width = shape.n // 2 if shape.silu_mul else shape.n
     return GemvSpec(
         k=shape.k,
-        form="bf16" if shape.bf16 else _decode_form(),
+        form="bf16" if shape.bf16 else decode_form(),
         silu_mul=shape.silu_mul,
         fp32_out=out_dtype == torch.float32,
         full_blocks=width % SCALE_ROWS == 0,
@@ -295,7 +295,7 @@ def _run(
     out = x.new_empty((x.shape[0], width), dtype=out_dtype)
     if out.numel() == 0:
         return out
-    x = _with_aligned_rows(x)
+    x = with_aligned_rows(x)
     spec = _spec(shape, pdl, out_dtype)
     tiles = token_tiles(spec, _measured(shape))
     most = MMA_TOKENS * tiles[-1]
@@ -305,7 +305,7 @@ def _run(
     return out
 
 
-def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
+def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     """Return x where its rows allow 16-byte loads, else a copy."""
     if x.data_ptr() % 16 or (x.shape[0] > 1 and x.stride(0) % 8):
         return x.clone(memory_format=torch.contiguous_format)
@@ -316,7 +316,7 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _decode_form() -> str:
+def decode_form() -> str:
     """The one place that chooses how codes become BF16."""
     if current_gpu().capability < (10, 0):
         return "mul"

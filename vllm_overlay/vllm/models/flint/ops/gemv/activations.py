@@ -27,9 +27,19 @@ _LOW, _HIGH = 0x5410, 0x7632
 class StagedActivations:
     """How x is staged and read back as B fragments."""
 
-    def __init__(self, spec: GemvSpec, config: GemvConfig):
+    def __init__(self, spec: GemvSpec, config: GemvConfig, one_token: bool = False):
+        """Prepares for up to ``config.tokens`` tokens.
+
+        Args:
+            spec: of the product.
+            config: its schedule.
+            one_token: whether there is one token only: it is staged once, and is every
+                column of B.
+
+        """
         self.spec = spec
         self.config = config
+        self.tokens = 1 if one_token else config.tokens
         self.unit_k = spec.unit_k
         self.half_pairs = not spec.is_bf16 and FORMS[spec.form].half_pairs
         self.chunks = config.cta_k(spec) // _CHUNK_K
@@ -39,9 +49,8 @@ class StagedActivations:
 
     def layout(self) -> cute.Layout:
         """(token, 32-bit word of its slice)."""
-        return cute.make_layout(
-            (self.config.tokens, self.words), stride=(self.words, 1)
-        )
+        stride = 0 if self.tokens == 1 else self.words
+        return cute.make_layout((self.config.tokens, self.words), stride=(stride, 1))
 
     def slot(self, chunk):
         """Where chunk ``chunk`` of the slice is kept: (c, word) to (word, c)."""
@@ -52,33 +61,72 @@ class StagedActivations:
     @cute.jit
     def stage(self, m_x: cute.Tensor, s_x: cute.Tensor, rank: Int32, thread: Int32):
         """Copies x[:, slice] of this CTA, permuted; all threads take part."""
-        threads = self.config.threads
-        total = self.config.tokens * (self.chunks * _CHUNK_K // self.unit_k)
-        copies = -(-total // threads)
+        count = cute.size(m_x, mode=[0])
         in_flight = _BATCH * _CHUNK_K // self.unit_k
-        for batch in cutlass.range_constexpr(-(-copies // in_flight)):
-            count = min(in_flight, copies - batch * in_flight)
-            held = []
-            for j in cutlass.range_constexpr(count):
-                index = thread + (batch * in_flight + j) * threads
-                held.append(self._load_unit(m_x, rank, index))
-            for j in cutlass.range_constexpr(count):
-                index = thread + (batch * in_flight + j) * threads
-                if total % threads == 0 or index < total:
-                    self.store_unit(s_x, held[j], index)
+        for batch in cutlass.range_constexpr(-(-self.copies // in_flight)):
+            first = batch * in_flight
+            units = range(first, min(first + in_flight, self.copies))
+            held = self.load(m_x, None, count, rank, thread, units)
+            self.store(s_x, held, thread, units)
+
+    @property
+    def units(self) -> int:
+        """Units of a token's slice."""
+        return self.chunks * _CHUNK_K // self.unit_k
+
+    @property
+    def copies(self) -> int:
+        """Units that each thread stages."""
+        return -(-self.tokens * self.units // self.config.threads)
+
+    def load(self, m_x, rows, count, rank, thread, units):
+        """Issues loads of x[:, slice], to be stored by the same thread.
+
+        Args:
+            m_x: BF16 [any, K].
+            rows: which rows of it the tokens are; None where the first ones.
+            count: how many tokens there are; the others are zeros.
+            rank: which slice.
+            thread: index of the ``config.threads`` threads that take part.
+            units: which of ``copies``.
+
+        """
+        threads = self.config.threads
+        return [
+            self._load_unit(m_x, rows, count, rank, thread + j * threads) for j in units
+        ]
 
     @cute.jit
-    def _load_unit(self, m_x: cute.Tensor, rank: Int32, index: Int32):
-        units = self.chunks * _CHUNK_K // self.unit_k
-        token, unit = index // units, index % units
-        column = rank * units + unit
+    def store(self, s_x: cute.Tensor, held, thread: Int32, units):
+        """Stores what ``load`` returned in its permuted places."""
+        threads = self.config.threads
+        total = self.tokens * self.units
+        for j, words in enumerate(held):
+            index = thread + units[j] * threads
+            if total % threads == 0 or index < total:
+                self.store_unit(s_x, words, index)
+
+    @cute.jit
+    def _load_unit(
+        self,
+        m_x: cute.Tensor,
+        rows: cute.Tensor | None,
+        count: Int32,
+        rank: Int32,
+        index: Int32,
+    ):
+        token, unit = index // self.units, index % self.units
+        column = rank * self.units + unit
         values = cute.make_rmem_tensor((self.unit_k,), BFloat16)
         values.fill(0)
-        valid = token < cute.size(m_x, mode=[0])
+        valid = token < count
         if cutlass.const_expr(not self.exact_k):
             valid = valid & (column < self.spec.k // self.unit_k)
         if valid:
-            source = cute.local_tile(m_x[token, None], (self.unit_k,), (column,))
+            row = token
+            if cutlass.const_expr(rows is not None):
+                row = rows[token]  # type: ignore[index]
+            source = cute.local_tile(m_x[row, None], (self.unit_k,), (column,))
             cute.autovec_copy(source, values)
         return cute.recast_tensor(values, Uint32)
 
@@ -115,6 +163,17 @@ class StagedActivations:
             cute.autovec_copy(source, registers)
             out.append(registers)
         return out
+
+    def multiply(self, acc, fragments, s_x, lane, step):
+        """Adds one step's products to ``acc[row tile][token tile]``."""
+        for word in range(len(fragments[0]) // 2):
+            x = self.read(s_x, lane, step, word)
+            for j in range(2):
+                for t, tile in enumerate(fragments):
+                    for m, b in enumerate(x):
+                        acc[t][m] = p.mma_m16n8k16(
+                            tile[2 * word + j], (b[2 * j], b[2 * j + 1]), acc[t][m]
+                        )
 
 
 class FragmentActivations(StagedActivations):

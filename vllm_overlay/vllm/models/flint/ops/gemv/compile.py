@@ -11,7 +11,7 @@ from .config import FRAGMENT_BLOCK, SCALE_ROWS, GemvConfig, GemvSpec
 from .dequantize import DequantizeKernel
 from .kernel import GemvKernel, NormedGemvKernel
 
-_OPTIONS = "--enable-tvm-ffi --opt-level 3"
+OPTIONS = "--enable-tvm-ffi --opt-level 3"
 
 
 def compile_gemv(spec: GemvSpec, config: GemvConfig):
@@ -26,7 +26,7 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
     m = cute.sym_int()
     n = cute.sym_int()
     n_out = cute.sym_int(divisibility=SCALE_ROWS if spec.full_blocks else 1)
-    x = _fake_rows(m, spec.k)
+    x = fake_rows(m, spec.k)
     words = spec.k // (2 if spec.is_bf16 else 8)
     if spec.layout == "fragments":
         words *= FRAGMENT_BLOCK
@@ -44,7 +44,7 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
     if spec.norm_eps is not None:
         total = fake(cutlass.BFloat16, (m, spec.k), stride_order=(1, 0))
         kernel = NormedGemvKernel
-        norm = [_fake_rows(m, spec.k), fake(cutlass.BFloat16, (spec.k,)), total]
+        norm = [fake_rows(m, spec.k), fake(cutlass.BFloat16, (spec.k,)), total]
     return cute.compile(
         kernel(spec, config),
         x,
@@ -54,11 +54,11 @@ def compile_gemv(spec: GemvSpec, config: GemvConfig):
         out,
         *norm,
         stream,
-        options=_OPTIONS,
+        options=OPTIONS,
     )
 
 
-def _fake_rows(m, k: int):
+def fake_rows(m, k: int):
     """BF16 [M, K] whose rows may be strided."""
     return cute.runtime.make_fake_tensor(
         cutlass.BFloat16,
@@ -82,5 +82,5 @@ def compile_dequantize(k: int, form: str):
     out = fake(cutlass.Int32, (n, k // 2), stride_order=(1, 0))
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     return cute.compile(
-        DequantizeKernel(k, form), weight, scales, out, stream, options=_OPTIONS
+        DequantizeKernel(k, form), weight, scales, out, stream, options=OPTIONS
     )

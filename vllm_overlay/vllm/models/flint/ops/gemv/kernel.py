@@ -214,7 +214,9 @@ class GemvKernel:
                     loaded[s + config.depth] = self.weight.load_step(
                         m_w, m_sf, tile, row_warp, lane, first + s + config.depth
                     )
-            self.multiply(acc, fragments.pop(s), s_x, lane, k_warp * self.steps + s)
+            self.activations.multiply(
+                acc, fragments.pop(s), s_x, lane, k_warp * self.steps + s
+            )
 
         if const_expr(config.partial_over_x):
             cute.arch.sync_threads()
@@ -223,17 +225,6 @@ class GemvKernel:
         self.reduction.finish(
             s_partial, s_exchange, barrier, scale, m_out, tile, rank, thread
         )
-
-    def multiply(self, acc, fragments, s_x, lane, step):
-        """Adds one step's products to ``acc[row tile][token tile]``."""
-        for word in range(len(fragments[0]) // 2):
-            x = self.activations.read(s_x, lane, step, word)
-            for j in range(2):
-                for t, tile in enumerate(fragments):
-                    for m, b in enumerate(x):
-                        acc[t][m] = p.mma_m16n8k16(
-                            tile[2 * word + j], (b[2 * j], b[2 * j + 1]), acc[t][m]
-                        )
 
 
 class NormedGemvKernel(GemvKernel):

@@ -96,7 +96,7 @@ class Reduction:
                 token = unit // self.quads
                 if (unit < self.units) & (token < tokens):
                     sums = self._sum_warps(s_partial, unit)
-                    self._store(sums, scale, m_out, tile, unit)
+                    self._store(sums, scale, m_out, token, tile, unit % self.quads)
         else:
             for j in cutlass.range_constexpr(-(-self.units // config.threads)):
                 unit = thread + j * config.threads
@@ -109,9 +109,10 @@ class Reduction:
             for j in cutlass.range_constexpr(-(-owned // config.threads)):
                 mine = thread + j * config.threads
                 unit = mine * config.k_ctas + rank
-                if (mine < owned) & (unit // self.quads < tokens):
+                token = unit // self.quads
+                if (mine < owned) & (token < tokens):
                     sums = self._sum_ranks(s_exchange, mine)
-                    self._store(sums, scale, m_out, tile, unit)
+                    self._store(sums, scale, m_out, token, tile, unit % self.quads)
 
     def _sum_warps(self, s_partial, unit):
         """FP32 sums of 4 rows of each part over the warps of this CTA."""
@@ -156,10 +157,15 @@ class Reduction:
 
     @cute.jit
     def _store(
-        self, sums, scale: Float32, m_out: cute.Tensor, tile: Int32, unit: Int32
+        self,
+        sums,
+        scale: Float32,
+        m_out: cute.Tensor,
+        token: Int32,
+        tile: Int32,
+        quad: Int32,
     ):
         """Scales, applies SiLU, rounds, and writes four rows of one token."""
-        token, quad = unit // self.quads, unit % self.quads
         row = self.weight.quad_row(tile, quad)
         rows = cute.size(m_out, mode=[1])
         values = cute.make_rmem_tensor((_QUAD,), m_out.element_type)
@@ -179,8 +185,13 @@ class Reduction:
         if not self.spec.silu_mul:
             return values[0]
         gate, up = (x.to(BFloat16).to(Float32) for x in values)
-        sigmoid = Float32(1.0) / (Float32(1.0) + cute.math.exp(-gate))
-        return gate * sigmoid * up
+        return silu_mul(gate, up)
+
+
+def silu_mul(gate: Float32, up: Float32) -> Float32:
+    """silu(gate) * up in FP32."""
+    sigmoid = Float32(1.0) / (Float32(1.0) + cute.math.exp(-gate))
+    return gate * sigmoid * up
 
 
 def _add(a, b):

@@ -18,12 +18,15 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from . import primitives as p
-from .config import SCALE_ROWS, GemvConfig, GemvSpec
+from .config import MMA_ROWS, SCALE_ROWS, GemvConfig, GemvSpec
 from .decode import FORMS
 
 
 class RowMajorWeight:
     """ModelOpt's NVFP4 layout with 128x4-swizzled scales, or row-major BF16."""
+
+    # How far fragment row g + 8 lies behind row g.
+    half_rows = 32
 
     def __init__(self, spec: GemvSpec, config: GemvConfig):
         self.spec = spec
@@ -68,10 +71,12 @@ class RowMajorWeight:
             if spec.parts == 2:
                 part = index // (config.row_blocks // 2)
                 index = index % (config.row_blocks // 2)
-            block, i = self.tile_rows(tile, index, lane // 4)
-            row = part * part_rows + block * SCALE_ROWS + i + 64 * (lane // 16)
+            block, i, row = self.place(tile, index, lane)
+            row = part * part_rows + row
             pair = [
-                p.load_streaming(w[self._in_bounds(row + 32 * h, n), chunk, None], 4)
+                p.load_streaming(
+                    w[self._in_bounds(row + self.half_rows * h, n), chunk, None], 4
+                )
                 for h in range(2)
             ]
             scales = None
@@ -80,6 +85,11 @@ class RowMajorWeight:
                 scales = self._load_scales(m_sf, block, i, lane, step)
             loaded.append((*pair, scales))
         return loaded
+
+    def place(self, tile: Int32, index, lane: Int32):
+        """A lane's fragment row g in a 16-row tile: 128-row block, i, and row."""
+        block, i = self.tile_rows(tile, index, lane // 4)
+        return block, i, block * SCALE_ROWS + i + 64 * (lane // 16)
 
     def quad_row(self, tile, quad):
         """First of the four output rows of a CTA's ``quad``."""
@@ -100,6 +110,11 @@ class RowMajorWeight:
 
     def _load_scales(self, m_sf, block, i, lane, step):
         """Eight e4m3 bytes: four 16-wide blocks of row g, then of row g + 8."""
+        sf, block_k = self._scale_words(m_sf, lane, step)
+        return p.load_streaming(sf[block, block_k, i, lane // 16, None], 2)
+
+    def _scale_words(self, m_sf, lane, step):
+        """(128-row block, 64 of k, row of 32, pair of groups, group), and a lane's k."""
         blocks_k = -(-self.spec.k // 64)
         block_k = step * 2 + (lane % 4) // 2
         if not self.exact_k:
@@ -112,7 +127,7 @@ class RowMajorWeight:
                 stride=(blocks_k * SCALE_ROWS, SCALE_ROWS, 4, 2, 1),
             ),
         )
-        return p.load_streaming(sf[block, block_k, i, lane // 16, None], 2)
+        return sf, block_k
 
     def decode_step(self, loaded, lane):
         """Fragments of one step: ``[tile][product]`` is the four A registers.
@@ -155,3 +170,31 @@ class RowMajorWeight:
                     )
                 )
         return fragments
+
+
+class ContiguousRowsWeight(RowMajorWeight):
+    """The same bytes in tiles of 16 neighbouring rows, as fragments have them.
+
+    The scales of a lane's two rows are then no neighbours: two loads of four bytes.
+    """
+
+    half_rows = 8
+
+    def place(self, tile: Int32, index, lane: Int32):
+        rows = self.config.rows // self.spec.parts
+        row = tile * rows + MMA_ROWS * index + lane // 4
+        return row // SCALE_ROWS, row % SCALE_ROWS, row
+
+    def quad_row(self, tile, quad):
+        return tile * (self.config.rows // self.spec.parts) + 4 * quad
+
+    def _load_scales(self, m_sf, block, i, lane, step):
+        sf, block_k = self._scale_words(m_sf, lane, step)
+        group = i // 32
+        words = cute.make_rmem_tensor((2,), Uint32)
+        for h in range(2):
+            place = (block, block_k, i % 32 + self.half_rows * h, group // 2, None)
+            words[h] = p.load_streaming(
+                cute.local_tile(sf[place], (1,), (group % 2,)), 1
+            )[0]
+        return words

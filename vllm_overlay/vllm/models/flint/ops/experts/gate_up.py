@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""The first half of the experts: ``act = silu(x @ gate.T) * (x @ up.T)``.
+
+One launch has a CTA for every (token, expert) pair and tile of the expert's rows, and
+CTAs for the shared expert's rows and tokens. ``grouping`` gives an expert's pairs to
+one CTA, eight at a time.
+
+Numerics: as in the GEMV (``gemv/kernel.py``). A routed expert's gate and up stay FP32
+until their product is rounded to BF16; the shared expert's are rounded to BF16 first,
+as the output of a dense linear layer is. Two runs give the same bits.
+
+Bytes: the weights of the experts that some token chose, once for each 8 of its tokens,
+and the shared expert's once (from L2 for more than 8 tokens). Floor: these over the
+memory bandwidth. At one token of Flint that is 9.4 MB, less than what is in flight, so
+the chain of latencies counts: ids, weights, products, sum over the warps. All loads
+of a warp are issued at once, and the shared expert's before the grid-dependency wait.
+The search costs every CTA without work the time to read the ids: past about 64 tokens
+a grouped GEMM wins.
+
+The next kernel is released after the wait, so that it may read, before its own wait,
+what this kernel's predecessor wrote: the ids.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32, const_expr
+
+from ..gemv.config import MMA_TOKENS, GemvSpec
+from ..gemv.reduction import Reduction, silu_mul
+from .grouping import PairGroups
+from .slices import WarpSlice, expert_slice
+from .spec import GateUpConfig, GateUpSpec
+
+
+class RoutedReduction(Reduction):
+    """Sums whose gate and up are not rounded; rows of the output are pairs."""
+
+    @cute.jit
+    def finish_pairs(
+        self,
+        s_partial: cute.Tensor,
+        scale: Float32,
+        m_act: cute.Tensor,
+        pair: Int32,
+        s_pairs: cute.Tensor | None,
+        count: Int32,
+        tile: Int32,
+        thread: Int32,
+    ):
+        """``finish`` for ``count`` pairs: ``s_pairs``, or ``pair`` alone."""
+        threads = self.config.threads
+        for j in cutlass.range_constexpr(-(-self.units // threads)):
+            unit = thread + j * threads
+            token = unit // self.quads
+            if (unit < self.units) & (token < count):
+                sums = self._sum_warps(s_partial, unit)
+                row = pair
+                if const_expr(s_pairs is not None):
+                    row = s_pairs[token]  # type: ignore[index]
+                self._store(sums, scale, m_act, row, tile, unit % self.quads)
+
+    def _epilogue(self, values):
+        return silu_mul(*values)
+
+
+class GateUpKernel:
+    """One variant of the kernel.
+
+    Raises:
+        ValueError: ``config`` cannot compute ``spec``.
+
+    """
+
+    def __init__(self, spec: GateUpSpec, config: GateUpConfig):
+        reason = config.why_not(spec)
+        if reason is not None:
+            raise ValueError(f"{config} cannot compute {spec}: {reason}")
+        self.spec = spec
+        self.config = config
+        self.groups = PairGroups(spec)
+        self.routed = self._slice(spec.routed)
+        cta = config.cta(spec.routed)
+        self.reduction = RoutedReduction(spec.routed, cta, self.routed.weight)
+        self.tiles = spec.width // config.rows
+        self.warp_words = self.routed.staged_words
+        if spec.shared is not None:
+            self.shared = self._slice(spec.shared)
+            cta = config.cta(spec.shared)
+            self.shared_reduction = Reduction(spec.shared, cta, self.shared.weight)
+            self.shared_tiles = spec.shared_width // config.rows
+            self.warp_words = max(self.warp_words, self.shared.staged_words)
+
+    def _slice(self, part: GemvSpec) -> WarpSlice:
+        return WarpSlice(part, self.config.slice(part), self.spec.one_token)
+
+    @cute.jit
+    def __call__(
+        self,
+        m_x: cute.Tensor,
+        m_ids: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_alpha: cute.Tensor | None,
+        m_act: cute.Tensor,
+        m_shared_w: cute.Tensor | None,
+        m_shared_sf: cute.Tensor | None,
+        m_shared_scale: cute.Tensor | None,
+        m_shared_act: cute.Tensor | None,
+        stream,
+    ):
+        """Launches the kernel.
+
+        Args:
+            m_x: x, BF16 [M, H].
+            m_ids: experts, int32 [M * top_k].
+            m_w: all experts' weights as 32-bit words, [E, 2 * I, H / 8], or
+                [E, 2 * I, H / 2] for BF16.
+            m_sf: their swizzled scales as 32-bit words, [E, any]; None for BF16.
+            m_alpha: their global scales, FP32 [E]; None for BF16.
+            m_act: BF16 [M * top_k, I].
+            m_shared_w: the shared expert's weight as a GEMV has it; None, as are the
+                following, where there is none.
+            m_shared_sf: its scales; None for BF16.
+            m_shared_scale: its global scale, FP32 [1]; None for BF16.
+            m_shared_act: BF16 [M, Ish].
+            stream: CUDA stream.
+
+        """
+        ctas = cute.size(m_ids) * self.tiles
+        if const_expr(self.spec.shared is not None):
+            ctas += self.shared_tiles * cute.ceil_div(
+                cute.size(m_x, mode=[0]), MMA_TOKENS
+            )
+        self.kernel(
+            m_x,
+            m_ids,
+            m_w,
+            m_sf,
+            m_alpha,
+            m_act,
+            m_shared_w,
+            m_shared_sf,
+            m_shared_scale,
+            m_shared_act,
+        ).launch(
+            grid=[ctas, 1, 1],
+            block=[self.config.threads, 1, 1],
+            stream=stream,
+            use_pdl=self.spec.routed.pdl,
+            min_blocks_per_mp=self.config.min_ctas,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        m_x: cute.Tensor,
+        m_ids: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_alpha: cute.Tensor | None,
+        m_act: cute.Tensor,
+        m_shared_w: cute.Tensor | None,
+        m_shared_sf: cute.Tensor | None,
+        m_shared_scale: cute.Tensor | None,
+        m_shared_act: cute.Tensor | None,
+    ):
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        warp = Int32(cute.arch.make_warp_uniform(cute.arch.warp_idx()))
+        warps = self.config.k_warps
+
+        smem = cutlass.memory.SmemAllocator()
+        words = smem.allocate_array(
+            Uint32, warps * self.warp_words, byte_alignment=16
+        ) + (warp * self.warp_words)
+        s_partial = smem.allocate_tensor(
+            Float32, self.reduction.partial_layout(), 16
+        )
+        rows = cute.make_ordered_layout((warps, 2, MMA_TOKENS), order=(2, 1, 0))
+        s_rows = smem.allocate_tensor(Int32, rows, 16)[warp, None, None]
+
+        if const_expr(self.spec.shared is None):
+            self.routed_part(
+                m_x, m_ids, m_w, m_sf, m_alpha, m_act,
+                words, s_partial, s_rows, cta, thread, warp,
+            )  # fmt: skip
+        else:
+            # The shared expert's CTAs come first: they have loads to issue early.
+            groups = cute.ceil_div(cute.size(m_x, mode=[0]), MMA_TOKENS)
+            first = self.shared_tiles * groups
+            if cta < first:
+                self.shared_part(
+                    m_x, m_shared_w, m_shared_sf, m_shared_scale, m_shared_act,
+                    words, s_partial, cta // groups, cta % groups, thread, warp,
+                )  # fmt: skip
+            else:
+                self.routed_part(
+                    m_x, m_ids, m_w, m_sf, m_alpha, m_act,
+                    words, s_partial, s_rows, cta - first, thread, warp,
+                )  # fmt: skip
+
+    def wait(self):
+        """Everything before this kernel is done, and the next one may start."""
+        if self.spec.routed.pdl:
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
+    def shared_part(
+        self,
+        m_x: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_scale: cute.Tensor | None,
+        m_act: cute.Tensor,
+        words: cute.Pointer,
+        s_partial: cute.Tensor,
+        tile: Int32,
+        group: Int32,
+        thread: Int32,
+        warp: Int32,
+    ):
+        """Rows ``tile`` of the shared expert for the ``group``-th 8 tokens."""
+        part = self.shared
+        lane = thread % 32
+        loaded = part.load_weights(m_w, m_sf, tile, lane, warp)
+        scale = Float32(1.0)
+        if const_expr(m_scale is not None):
+            scale = m_scale[0] * part.weight.output_scale  # type: ignore[index]
+        self.wait()
+        first = group * MMA_TOKENS
+        count = cutlass.min(cute.size(m_x, mode=[0]) - first, MMA_TOKENS)
+        s_x = part.staged(words)
+        tokens = cute.domain_offset((first, 0), m_x)
+        part.store_x(s_x, part.load_x(tokens, None, count, lane, warp), lane)
+        acc = part.multiply(loaded, m_w, m_sf, s_x, tile, lane, warp)
+        self.shared_reduction.store_partial(acc, s_partial, lane, 0, warp)
+        cute.arch.sync_threads()
+        width = self.spec.shared_width
+        out = cute.make_tensor(
+            m_act[first, None].iterator,
+            cute.make_layout((count, width), stride=(width, 1)),
+        )
+        self.shared_reduction.finish(
+            s_partial, None, None, scale, out, tile, Int32(0), thread
+        )
+
+    @cute.jit
+    def routed_part(
+        self,
+        m_x: cute.Tensor,
+        m_ids: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_alpha: cute.Tensor | None,
+        m_act: cute.Tensor,
+        words: cute.Pointer,
+        s_partial: cute.Tensor,
+        s_rows: cute.Tensor,
+        index: Int32,
+        thread: Int32,
+        warp: Int32,
+    ):
+        """The ``index``-th pair and tile of rows, if this CTA leads its pairs."""
+        self.wait()
+        pair, tile = index // self.tiles, index % self.tiles
+        if const_expr(self.spec.one_token):
+            self.expert_part(
+                m_x, m_w, m_sf, m_alpha, m_act, words, s_partial, None,
+                m_ids[pair], pair, Int32(1), tile, thread, warp,
+            )  # fmt: skip
+        else:
+            expert, before, count = self.groups.find(m_ids, pair, s_rows, thread % 32)
+            if before % MMA_TOKENS == 0:
+                self.expert_part(
+                    m_x, m_w, m_sf, m_alpha, m_act, words, s_partial, s_rows,
+                    expert, pair, count, tile, thread, warp,
+                )  # fmt: skip
+
+    @cute.jit
+    def expert_part(
+        self,
+        m_x: cute.Tensor,
+        m_w: cute.Tensor,
+        m_sf: cute.Tensor | None,
+        m_alpha: cute.Tensor | None,
+        m_act: cute.Tensor,
+        words: cute.Pointer,
+        s_partial: cute.Tensor,
+        s_rows: cute.Tensor | None,
+        expert: Int32,
+        pair: Int32,
+        count: Int32,
+        tile: Int32,
+        thread: Int32,
+        warp: Int32,
+    ):
+        """Rows ``tile`` of an expert for ``count`` of its pairs."""
+        part = self.routed
+        lane = thread % 32
+        rows = pairs = None
+        if const_expr(s_rows is not None):
+            rows, pairs = s_rows[0, None], s_rows[1, None]  # type: ignore[index]
+        weight, scales = expert_slice(m_w, expert), None
+        scale = Float32(1.0)
+        if const_expr(m_sf is not None):
+            scales = expert_slice(m_sf, expert)
+            scale = m_alpha[expert] * part.weight.output_scale  # type: ignore[index]
+        x = part.load_x(m_x, rows, count, lane, warp)
+        loaded = part.load_weights(weight, scales, tile, lane, warp)
+        s_x = part.staged(words)
+        part.store_x(s_x, x, lane)
+        acc = part.multiply(loaded, weight, scales, s_x, tile, lane, warp)
+        self.reduction.store_partial(acc, s_partial, lane, 0, warp)
+        cute.arch.sync_threads()
+        self.reduction.finish_pairs(
+            s_partial, scale, m_act, pair, pairs, count, tile, thread
+        )

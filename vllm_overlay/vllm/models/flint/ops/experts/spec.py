@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""What the expert GEMVs compute (``GateUpSpec``, ``DownSpec``), and how."""
+
+from dataclasses import dataclass, replace
+
+from ..gemv.config import MMA_ROWS, MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec
+
+# Up to how many tokens a variant of the first kernel serves: one token needs no search
+# for the pairs of an expert, and few need a short one.
+TOKEN_CASES = (1, 8, 32, 64)
+MAX_TOKENS = TOKEN_CASES[-1]
+_LANES = 32
+_MAX_WARPS = 32
+_MAX_SHARED_BYTES = 227 * 1024
+
+
+@dataclass(frozen=True)
+class GateUpSpec:
+    """The first kernel: everything of it that is fixed at compile time.
+
+    Attributes:
+        top_k: experts of a token.
+        width: of an expert's activations.
+        routed: one expert's [gate | up].
+        shared: the shared expert's [gate | up]; None where there is none.
+        shared_width: of the shared expert's activations.
+        max_tokens: one of ``TOKEN_CASES``.
+
+    """
+
+    top_k: int
+    width: int
+    routed: GemvSpec
+    shared: GemvSpec | None
+    shared_width: int
+    max_tokens: int
+
+    @property
+    def one_token(self) -> bool:
+        return self.max_tokens == 1
+
+    @property
+    def id_words(self) -> int:
+        """Ids of all pairs, 32 at a time."""
+        return -(-self.max_tokens * self.top_k // _LANES)
+
+
+@dataclass(frozen=True)
+class DownSpec:
+    """The second kernel: everything of it that is fixed at compile time.
+
+    Attributes:
+        top_k: experts of a token.
+        width: of the output.
+        routed: one expert's down projection.
+        shared: the shared expert's; None where there is none.
+
+    """
+
+    top_k: int
+    width: int
+    routed: GemvSpec
+    shared: GemvSpec | None
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether a CTA's rows are neighbours, as those of fragments are."""
+        return self.shared is not None and self.shared.layout == "fragments"
+
+
+def slice_config(
+    spec: GemvSpec, row_tiles: int, warps: int, depth: int
+) -> GemvConfig:
+    """Schedule of one warp that takes one of ``warps`` slices of K.
+
+    To the GEMV's parts such a warp is a CTA, and the slices are a cluster's.
+    """
+    shape = GemvConfig(1, 1, row_tiles * spec.parts, 1, warps, depth=1)
+    return replace(shape, depth=min(depth, shape.steps(spec)))
+
+
+@dataclass(frozen=True)
+class GateUpConfig:
+    """Schedule of a CTA that has some rows of gate and up of one expert.
+
+    Attributes:
+        row_tiles: 16-row tiles of gate, and as many of up.
+        k_warps: warps along K.
+        depth: steps of weights that a warp keeps in flight.
+        min_ctas: CTAs an SM must be able to hold (caps registers), 0 for no cap.
+
+    """
+
+    row_tiles: int = 1
+    k_warps: int = 8
+    depth: int = 4
+    min_ctas: int = 0
+
+    @property
+    def threads(self) -> int:
+        return _LANES * self.k_warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output of a CTA."""
+        return MMA_ROWS * self.row_tiles
+
+    def cta(self, spec: GemvSpec) -> GemvConfig:
+        """The whole CTA, whose warps' sums are added."""
+        return GemvConfig(1, 1, self.row_tiles * spec.parts, self.k_warps, 1, 1)
+
+    def slice(self, spec: GemvSpec) -> GemvConfig:
+        """One warp."""
+        return slice_config(spec, self.row_tiles, self.k_warps, self.depth)
+
+    def shared_bytes(self, spec: GateUpSpec) -> int:
+        tokens = 1 if spec.one_token else MMA_TOKENS
+        parts = [part for part in (spec.routed, spec.shared) if part is not None]
+        staged = max(self.slice(part).x_stride(part) for part in parts) * tokens
+        rows = 4 * 2 * MMA_TOKENS
+        return self.k_warps * (staged + rows) + self.cta(spec.routed).partial_bytes
+
+    def why_not(self, spec: GateUpSpec) -> str | None:
+        """Why this schedule cannot compute ``spec``, or None."""
+        if spec.max_tokens not in TOKEN_CASES:
+            return f"{spec.max_tokens} tokens are none of {TOKEN_CASES}"
+        for part, width in (
+            (spec.routed, spec.width),
+            (spec.shared, spec.shared_width),
+        ):
+            if part is not None and (reason := _why_no_part(part, width)) is not None:
+                return reason
+        if SCALE_ROWS % self.rows:
+            return f"{self.rows} rows do not divide {SCALE_ROWS}"
+        if self.k_warps > _MAX_WARPS:
+            return f"{self.k_warps} warps are more than a CTA has"
+        if self.shared_bytes(spec) > _MAX_SHARED_BYTES:
+            return f"{self.shared_bytes(spec)} bytes of shared memory"
+        return None
+
+
+@dataclass(frozen=True)
+class DownConfig:
+    """Schedule of a CTA that has 16 rows of one token's output.
+
+    Attributes:
+        expert_warps: warps along K of each expert.
+        shared_warps: warps along K of the shared expert.
+        depth: steps of weights that a warp keeps in flight.
+        min_ctas: CTAs an SM must be able to hold (caps registers), 0 for no cap.
+
+    """
+
+    expert_warps: int = 1
+    shared_warps: int = 2
+    depth: int = 4
+    min_ctas: int = 0
+
+    def routed_warps(self, spec: DownSpec) -> int:
+        return self.expert_warps * spec.top_k
+
+    def warps(self, spec: DownSpec) -> int:
+        shared = 0 if spec.shared is None else self.shared_warps
+        return self.routed_warps(spec) + shared
+
+    def slice(self, spec: GemvSpec, warps: int) -> GemvConfig:
+        """One warp of an expert that has ``warps`` of them."""
+        return slice_config(spec, 1, warps, self.depth)
+
+    def why_not(self, spec: DownSpec) -> str | None:
+        """Why this schedule cannot compute ``spec``, or None."""
+        for part in (spec.routed, spec.shared):
+            if part is not None:
+                reason = _why_no_part(part, spec.width)
+                if reason is not None:
+                    return reason
+        if self.warps(spec) > _MAX_WARPS:
+            return f"{self.warps(spec)} warps are more than a CTA has"
+        return None
+
+
+def _why_no_part(spec: GemvSpec, width: int) -> str | None:
+    if width == 0 or width % SCALE_ROWS:
+        return f"an output of {width} rows is no multiple of {SCALE_ROWS}"
+    if spec.k == 0 or spec.k % SCALE_ROWS:
+        return f"an input of {spec.k} is no multiple of {SCALE_ROWS}"
+    return None
+
+
+def gate_up_config(spec: GateUpSpec) -> GateUpConfig:
+    """The schedule of the first kernel: all loads of a warp in flight at once."""
+    steps = spec.routed.k // spec.routed.step_k
+    warps = max(w for w in (1, 2, 4, 8) if w <= steps)
+    return GateUpConfig(k_warps=warps, depth=_depth(spec.routed))
+
+
+def down_config(spec: DownSpec) -> DownConfig:
+    """The schedule of the second kernel: as much of K a warp in both kinds."""
+    shared = 1
+    if spec.shared is not None:
+        shared = max(1, min(8, spec.shared.k // spec.routed.k))
+    return DownConfig(shared_warps=shared, depth=_depth(spec.routed))
+
+
+def _depth(spec: GemvSpec) -> int:
+    """Steps whose weights fit a thread's registers."""
+    return 8 if spec.is_bf16 else 4
