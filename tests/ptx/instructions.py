@@ -52,10 +52,10 @@ def _arithmetic(function):
             values = [c.f32(x, who) for x in operands[1:]]
             with np.errstate(all="ignore"):
                 c.set_f32(operands[0], who, function(*values))
-        elif parts[-1] == "bf16x2":
+        elif parts[-1] in ("bf16", "bf16x2"):
             values = [c.value(x, who).astype(U32) for x in operands[1:]]
             out = np.zeros(len(who), U32)
-            for shift in (0, 16):
+            for shift in (0, 16) if parts[-1] == "bf16x2" else (0,):
                 halves = [bf16_to_f32((x >> U32(shift)) & U32(0xFFFF)) for x in values]
                 out |= f32_to_bf16(function(*halves)) << U32(shift)
             c.set(operands[0], who, out)
@@ -325,9 +325,29 @@ def _mbarrier(c, opcode, operands, who):
         raise EmulationError(opcode)
 
 
+def _popc(c, opcode, operands, who):
+    bits = np.ascontiguousarray(c.value(operands[1], who).astype(U32))
+    c.set(operands[0], who, np.unpackbits(bits.view(np.uint8)).reshape(-1, 32).sum(1))
+
+
 def _bar(c, opcode, operands, who):
+    if opcode == "bar.warp.sync":
+        return _bar_warp(c, who)
     for r in np.unique(c.rank[who]):
         c._wait(who[c.rank[who] == r], _All(c, int(r), int(c.pc[who[0]])))
+
+
+def _bar_warp(c, who):
+    """Holds once all live threads of a warp wait at the same barrier."""
+    pc = c.pc[who[0]]
+    for warp in np.unique(who // 32):
+        threads = np.arange(32 * warp, 32 * warp + 32)
+
+        def all_there(threads=threads) -> bool:
+            live = threads[~c.done[threads]]
+            return bool(np.all(c.blocked[live] & (c.pc[live] == pc)))
+
+        c._wait(who[who // 32 == warp], all_there)
 
 
 class _All:
@@ -373,7 +393,8 @@ HANDLERS = {
     "max": _arithmetic(np.fmax), "mbarrier": _mbarrier,
     "min": _arithmetic(np.fmin), "mov": _mov,
     "mul": _arithmetic(np.multiply), "neg": _arithmetic(np.negative),
-    "not": _logic(np.invert), "or": _logic(np.bitwise_or), "prmt": _prmt,
+    "not": _logic(np.invert), "or": _logic(np.bitwise_or), "popc": _popc,
+    "prmt": _prmt,
     "rcp": _arithmetic(np.reciprocal), "ret": _ret, "selp": _selp, "setp": _setp,
     "rsqrt": _arithmetic(lambda a: np.float32(1) / np.sqrt(a)),
     "shf": _shf, "shl": _logic(_shift_left), "shr": _logic(_shift_right),

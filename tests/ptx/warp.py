@@ -64,4 +64,12 @@ def _mma(c, opcode, operands, who):
         c.set_f32(name, who, out[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1))
 
 
-HANDLERS = {"mma": _mma, "redux": _redux, "shfl": _shfl}
+def _vote(c, opcode, operands, who):
+    if len(who) % 32 or opcode != "vote.sync.ballot.b32":
+        raise EmulationError(opcode)
+    lanes = c.regs[operands[1]][who].astype(U64).reshape(-1, 32)
+    masks = (lanes << np.arange(32, dtype=U64)).sum(axis=1, dtype=U64)
+    c.set(operands[0], who, np.repeat(masks, 32))
+
+
+HANDLERS = {"mma": _mma, "redux": _redux, "shfl": _shfl, "vote": _vote}

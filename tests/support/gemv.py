@@ -23,8 +23,9 @@ from contract.nvfp4 import (
     unswizzle_scales,
 )
 
-# Where silu is smallest, between these two BF16 neighbours.
-_SILU_MINIMUM = (-1.28125, -1.2734375)
+# Where silu is smallest, and the BF16 neighbours of that.
+_SILU_MINIMUM = -1.2784645427610738
+_SILU_MINIMUM_BF16 = (-1.28125, -1.2734375)
 # Below this sigmoid is no normal FP32 number and may be 0.
 _SMALLEST_NORMAL = 2.0**-126
 
@@ -132,13 +133,18 @@ def linear_bounds(
     return Bounds(y - slack, y + slack)
 
 
-def silu_mul_bounds(gate_up: Bounds) -> Bounds:
-    """Bounds of silu(gate) * up, unrounded, for [gate | up] not yet rounded."""
-    both = gate_up.rounded()
+def silu_mul_bounds(gate_up: Bounds, fp32: bool = False) -> Bounds:
+    """Bounds of silu(gate) * up, unrounded, for [gate | up] not yet rounded.
+
+    Args:
+        gate_up: What they may be.
+        fp32: Whether they stay FP32, instead of being rounded to BF16 first.
+    """
+    both = gate_up if fp32 else gate_up.rounded()
     gate_low, up_low = both.low.chunk(2, dim=1)
     gate_high, up_high = both.high.chunk(2, dim=1)
     ends = [_silu(gate_low), _silu(gate_high)]
-    for point in _SILU_MINIMUM:
+    for point in (_SILU_MINIMUM,) if fp32 else _SILU_MINIMUM_BF16:
         inside = (gate_low <= point) & (point <= gate_high)
         ends.append(
             torch.where(inside, _silu(torch.full_like(ends[0], point)), ends[0])

@@ -307,8 +307,13 @@ class GateUpKernel:
         if const_expr(m_sf is not None):
             scales = expert_slice(m_sf, expert)
             scale = m_alpha[expert] * part.weight.output_scale  # type: ignore[index]
-        x = part.load_x(m_x, rows, count, lane, warp)
+        x = None
+        if const_expr(self.spec.one_token):
+            # While the expert is on its way.
+            x = part.load_x(m_x, rows, count, lane, warp)
         loaded = part.load_weights(weight, scales, tile, lane, warp)
+        if const_expr(not self.spec.one_token):
+            x = part.load_x(m_x, rows, count, lane, warp)
         s_x = part.staged(words)
         part.store_x(s_x, x, lane)
         acc = part.multiply(loaded, weight, scales, s_x, tile, lane, warp)
