@@ -16,20 +16,29 @@ _PACKAGES = (
 )
 
 
-def provenance() -> dict[str, dict[str, str] | str]:
-    """Describes the machine and this process's command line, for a JSON file."""
+def machine() -> dict[str, str]:
+    """Describes the GPU and the versions; makes a CUDA context in this process."""
     import torch
 
-    machine = {
+    found = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
     }
     for name in _PACKAGES:
         try:
-            machine[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            machine[name] = "not installed"
+            found[name] = "not installed"
+    return found
+
+
+def command() -> str:
+    """This process's command line."""
     program = f"scripts/{Path(sys.argv[0]).name}"
-    command = shlex.join(["python3", program, *sys.argv[1:]])
-    return {"machine": machine, "command": command}
+    return shlex.join(["python3", program, *sys.argv[1:]])
+
+
+def provenance() -> dict[str, dict[str, str] | str]:
+    """Describes the machine and this process's command line, for a JSON file."""
+    return {"machine": machine(), "command": command()}

@@ -1,100 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
-"""The command line: makes a model, starts an engine, prints a table, writes JSON."""
+"""The command line: runs engines one after the other, writes JSON, table and plot."""
 
 import argparse
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from enginebench.measure import measure
-from enginebench.models import write_config, write_synthetic_gguf
-from provenance import provenance
+from enginebench.engines import ENGINES, POINTS
+from enginebench.plot import svg
+from enginebench.results import add_engine, read_comparison
+from enginebench.table import markdown
+from provenance import command
+
+_SCRIPTS = Path(__file__).resolve().parents[1]
+_ENGINE = [sys.executable, "-m", "enginebench.one"]
+STOPPED = "stopped by the user"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="enginebench",
-        description="Time the vLLM engine on this machine's GPU with a model of "
-        "Flint's size and synthetic weights.",
-    )
-    parser.add_argument("--weights", choices=("bf16", "nvfp4"), required=True)
-    parser.add_argument(
-        "--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N"
+        description="Time vLLM engines on this machine's GPU with a model of Flint's "
+        "size and random weights: each in a process of its own, one after the other.",
     )
     parser.add_argument(
-        "--contexts", type=int, nargs="+", default=[128, 1024], metavar="TOKENS"
+        "--engines",
+        nargs="+",
+        choices=ENGINES,
+        default=["flint", "stock-marlin", "stock-humming"],
+        help="in this order; an engine that the JSON has already is timed again",
+    )
+    parser.add_argument("--weights", choices=("bf16", "nvfp4"), default="nvfp4")
+    parser.add_argument("--points", choices=POINTS, default="quick")
+    parser.add_argument(
+        "--options", default="{}", help="more LLM arguments for every engine, as JSON"
     )
     parser.add_argument(
-        "--prompts", type=int, nargs="+", default=[128, 1024, 8000], metavar="TOKENS"
+        "--seconds", type=float, default=3600.0, help="time limit of all engines"
     )
-    parser.add_argument("--engine", default="{}", help="more LLM arguments, as JSON")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--logs", type=Path, help="folder for the engines' output")
     parser.add_argument(
-        "--scratch", type=Path, help="where the 23 GB model goes (default: /tmp)"
+        "--show", action="store_true", help="only table and plot of the JSON"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="JSON; the plot is beside it (.svg)"
     )
     return parser
 
 
-def _engine(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    write_config(folder)
-    engine: dict[str, Any] = {
-        "model": str(folder),
-        "load_format": "dummy",
-        "dtype": "bfloat16",
-        "skip_tokenizer_init": True,
-        "enable_prefix_caching": False,
-        "max_num_seqs": max(args.batches),
-        "max_model_len": max(*args.contexts, *args.prompts) + 256,
-        "max_num_batched_tokens": 8192,
+def _environment(extra: dict[str, str]) -> dict[str, str]:
+    """The engine's processes import this package, for the loader of its weights."""
+    paths = [str(_SCRIPTS), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | extra
+
+
+def run_engine(
+    name: str, job: dict[str, Any], seconds: float, log: Path
+) -> dict[str, Any]:
+    """Runs one engine; returns what it measured, however it ended.
+
+    A time limit, a signal or an error of the engine leaves what was there by then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "engine.json"
+        arguments = [json.dumps(job | {"engine": name}), str(found)]
+        error = None
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [*_ENGINE, *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(ENGINES[name].env),
+                start_new_session=True,
+            )
+        try:
+            if code := process.wait(seconds):
+                error = f"failed with exit code {code}; see its output"
+        except subprocess.TimeoutExpired:
+            error = "stopped: the time is up"
+        except KeyboardInterrupt:
+            error = STOPPED
+        finally:
+            # The engine's own processes would keep the GPU's memory.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        engine = json.loads(found.read_text()) if found.exists() else {}
+    return engine if error is None else engine | {"status": "cut", "error": error}
+
+
+def _say(name: str, engine: dict[str, Any], log: Path) -> None:
+    points = len(engine.get("time_per_output_token", ()))
+    start = engine.get("startup_s", "?")
+    text = engine.get("error", "done")
+    print(
+        f"{name}: {text}; start {start} s, {points} decode points ({log})", flush=True
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    end = time.monotonic() + args.seconds
+    job = {
+        "points": args.points,
+        "weights": args.weights,
+        "options": json.loads(args.options),
     }
-    if args.weights == "nvfp4":
-        path = folder / "flint.gguf"
-        print(f"Writing {path}", flush=True)
-        write_synthetic_gguf(path)
-        engine |= {"model": str(path), "hf_config_path": str(folder)}
-        engine |= {"load_format": "auto", "tokenizer": str(folder)}
-    return engine | json.loads(args.engine)
-
-
-def _print(result: dict[str, Any]) -> None:
-    rows = result["time_per_output_token"]
-    batches = sorted({r["batch"] for r in rows})
-    print("\nms a token at batch    " + "".join(f"{b:>8}" for b in batches))
-    for context in sorted({r["context"] for r in rows}):
-        cells = {r["batch"]: r["ms"] for r in rows if r["context"] == context}
-        line = "".join(f"{cells[b]:8.2f}" for b in batches)
-        print(f"context {context:>6} tokens  {line}")
-    for row in result["time_to_first_token"]:
-        print(f"first token of a {row['prompt']:>5}-token prompt: {row['ms']:.1f} ms")
+    read_comparison(args.out, args.weights)
+    logs = args.logs or Path(tempfile.mkdtemp(prefix="enginebench-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    code = 0
+    for name in args.engines:
+        left = end - time.monotonic()
+        if left <= 0:
+            print(f"{name}: no time left")
+            return 1
+        log = logs / f"{name}.log"
+        print(f"{name}: starting", flush=True)
+        engine = run_engine(name, job, left, log)
+        add_engine(args.out, args.weights, name, engine | {"command": command()})
+        _say(name, engine, log)
+        code = code or int("error" in engine)
+        if engine.get("error") == STOPPED:
+            return 130
+    return code
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, or 1 after one line that says what is wrong."""
+    """Runs the benchmark; returns 0, or 1 if an engine did not end well."""
     args = _parser().parse_args(argv)
-    # This process looks at the GPU too, and CUDA does not survive a fork.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
-    import torch
-
-    if not torch.cuda.is_available():
-        print("enginebench: torch finds no CUDA device on this machine")
-        return 1
-    from vllm import LLM
-
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
-        engine = _engine(args, Path(folder))
-        start = time.perf_counter()
-        llm = LLM(**engine)
-        startup = time.perf_counter() - start
-        result = measure(llm, args.batches, args.contexts, args.prompts)
-    result |= {
-        "weights": args.weights,
-        "startup_s": round(startup, 1),
-    } | provenance()
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
-    _print(result)
-    return 0
+    try:
+        code = 0 if args.show else _run(args)
+        content = json.loads(args.out.read_text())
+    except (OSError, ValueError) as error:
+        print(f"enginebench: {error}", file=sys.stderr)
+        return 2
+    print(markdown(content))
+    if any(e.get("time_per_output_token") for e in content["engines"].values()):
+        args.out.with_suffix(".svg").write_text(svg(content))
+    return code

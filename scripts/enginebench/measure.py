@@ -2,83 +2,128 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Times of one engine: a token at each batch size, and the first token of a prompt."""
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-SHORT, LONG = 17, 145
+# Steps of a decode point: before the clock starts, and in each timed window.
+WARM, WINDOW, WINDOWS = 8, 16, 5
 _REPEATS = 3
+# Tokens that a step may hold, vLLM's default for a server on a large GPU.
+STEP_TOKENS = 8192
+
+_ids = itertools.count()
+
+
+class PointError(RuntimeError):
+    """The engine could not run a point as it was asked for."""
+
+
+def max_new_tokens(batch: int, context: int) -> int:
+    """More than any request gets: early ones decode while the others are prefilled."""
+    prefill = 2 * -(-batch * context // STEP_TOKENS) + batch
+    return prefill + 2 * (WARM + WINDOW * WINDOWS)
 
 
 def time_per_output_token(llm: Any, batch: int, context: int) -> float:
-    """Returns seconds a decode step takes, from two generations of unlike length.
+    """Returns seconds a decode step takes, when all requests decode together.
 
     Args:
         llm: The engine.
         batch: Requests that decode together.
         context: Tokens of each prompt.
+
+    Raises:
+        PointError: If the requests never decode all together.
     """
-    prompts = _prompts(llm, batch, context)
-    times = {}
-    for length in (SHORT, LONG):
-        times[length] = _median(partial(_generate, llm, prompts, length))
-    return (times[LONG] - times[SHORT]) / (LONG - SHORT)
+    engine = llm.llm_engine
+    names = _add(engine, batch, context, max_new_tokens(batch, context))
+    try:
+        _decode(engine, batch, WARM)
+        times = [_decode(engine, batch, WINDOW) for _ in range(WINDOWS)]
+    finally:
+        engine.abort_request(names, internal=True)
+        _drain(engine)
+    return statistics.median(times) / WINDOW
 
 
 def time_to_first_token(llm: Any, prompt: int) -> float:
     """Returns seconds from a prompt of that many tokens to its first new token."""
-    prompts = _prompts(llm, 1, prompt)
-    return _median(partial(_generate, llm, prompts, 1))
-
-
-def measure(
-    llm: Any, batches: list[int], contexts: list[int], prompts: list[int]
-) -> dict[str, Any]:
-    """Times every combination; milliseconds, with a progress bar."""
-    total = len(batches) * len(contexts) + len(prompts)
-    decode, first = [], []
-    with tqdm(total=total, desc="Measuring", unit="point") as progress:
-        for context in contexts:
-            for batch in batches:
-                seconds = time_per_output_token(llm, batch, context)
-                decode.append(
-                    {"context": context, "batch": batch, "ms": round(1e3 * seconds, 3)}
-                )
-                progress.update()
-        for prompt in prompts:
-            seconds = time_to_first_token(llm, prompt)
-            first.append({"prompt": prompt, "ms": round(1e3 * seconds, 2)})
-            progress.update()
-    return {"time_per_output_token": decode, "time_to_first_token": first}
-
-
-def _prompts(llm: Any, batch: int, length: int) -> list[list[int]]:
-    rng = np.random.default_rng((batch, length))
-    vocab = llm.llm_engine.model_config.get_vocab_size()
-    return rng.integers(10, vocab, (batch, length)).tolist()
-
-
-def _generate(llm: Any, prompts: list[list[int]], num_tokens: int) -> None:
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    params = SamplingParams(
-        max_tokens=num_tokens, temperature=0, ignore_eos=True, detokenize=False
-    )
-    requests = [TokensPrompt(prompt_token_ids=p) for p in prompts]
-    llm.generate(requests, params, use_tqdm=False)
-
-
-def _median(run: Callable[[], None]) -> float:
-    run()
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(_REPEATS + 1):
         start = time.perf_counter()
-        run()
+        _add(llm.llm_engine, 1, prompt, 1)
+        _drain(llm.llm_engine)
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(times[1:])
+
+
+def graph_ms(llm: Any, batch: int, context: int) -> dict[str, Any]:
+    """GPU milliseconds of a decode step's CUDA graph, without what is outside it."""
+    llm.collective_rpc("bench_record_graphs")
+    try:
+        time_per_output_token(llm, batch, context)
+    finally:
+        replays = llm.collective_rpc("bench_graph_ms")[0]
+    if not replays:
+        raise PointError("no CUDA graph was replayed")
+    # A prefill replays none or one of another size; the median is a decode step's.
+    return {
+        "batch": batch,
+        "context": context,
+        "replays": len(replays),
+        "ms": round(statistics.median(replays), 4),
+    }
+
+
+def _add(engine: Any, count: int, length: int, new_tokens: int) -> list[str]:
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    rng = np.random.default_rng((count, length))
+    vocab = engine.model_config.get_vocab_size()
+    params = SamplingParams(
+        max_tokens=new_tokens,
+        temperature=0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    return [
+        engine.add_request(
+            f"bench-{next(_ids)}", tokens_input(prompt.tolist()), params.clone()
+        )
+        for prompt in rng.integers(10, vocab, (count, length))
+    ]
+
+
+def _decode(engine: Any, batch: int, steps: int) -> float:
+    """Seconds of so many steps in a row that gave every request a token."""
+    done, start, last = 0, 0.0, 0.0
+    # One step more than is timed: the clock starts with the first one's end.
+    while done <= steps:
+        outputs = engine.step()
+        last = time.perf_counter()
+        if any(output.finished for output in outputs):
+            raise PointError("requests ended before all of them decoded together")
+        if not engine.has_unfinished_requests():
+            raise PointError("the engine has no requests left")
+        # Late answers to requests that were called off.
+        if not outputs:
+            continue
+        if len(outputs) < batch:
+            done = 0
+            continue
+        if done == 0:
+            start = last
+        done += 1
+    return last - start
+
+
+def _drain(engine: Any) -> None:
+    while engine.has_unfinished_requests():
+        engine.step()

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """How vLLM's config is set up to serve Flint from a GGUF file."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -66,16 +67,24 @@ def configure_gguf(vllm_config: "VllmConfig") -> None:
             model_config.dtype,
         )
         return
-    model_config.hf_config.quantization_config = {
-        "quant_method": "modelopt",
-        "quant_algo": "MIXED_PRECISION",
-        "quantized_layers": {
-            module: {"quant_algo": _QUANT_ALGO, "group_size": GROUP_SIZE}
-            for module in sorted(modules)
-        },
-    }
+    model_config.hf_config.quantization_config = quantization_config(modules)
     model_config.model_arch_config = model_config.get_model_arch_config()
     model_config._verify_quantization()
+
+
+def quantization_config(modules: Iterable[str]) -> dict[str, Any]:
+    """Describe NVFP4 weights with 16-bit activations as ModelOpt's config does.
+
+    Args:
+        modules: Checkpoint names of the modules that are NVFP4.
+
+    """
+    layer = {"quant_algo": _QUANT_ALGO, "group_size": GROUP_SIZE}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {module: dict(layer) for module in sorted(modules)},
+    }
 
 
 def gguf_path(model_config: "ModelConfig", load_config: "LoadConfig") -> str | None:
