@@ -54,7 +54,7 @@ class Weight:
 
     def dequantized(self) -> torch.Tensor:
         """BF16 [N, K], exact, without the global scale."""
-        table = torch.tensor(_E2M1, dtype=torch.bfloat16, device="cuda")
+        table = torch.tensor(_E2M1, dtype=torch.bfloat16, device=self.codes.device)
         pairs = torch.stack([self.codes & 15, self.codes >> 4], dim=-1)
         values = self.scales.view(torch.float8_e4m3fn).bfloat16()
         return table[pairs.flatten(1).int()] * values.repeat_interleave(16, dim=1)
