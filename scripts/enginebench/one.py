@@ -115,6 +115,7 @@ def llm_options(
 
 def run_engine(job: dict[str, Any], path: Path) -> None:
     """Starts the engine that `job` describes and writes its measurements to `path`."""
+    start = time.perf_counter()
     engine, points = ENGINES[job["engine"]], POINTS[job["points"]]
     run = Run(path, FLINT, points, {"status": "started", "env": engine.env})
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +124,6 @@ def run_engine(job: dict[str, Any], path: Path) -> None:
         run.save(options={k: v for k, v in options.items() if k != "model"})
         from vllm import LLM
 
-        start = time.perf_counter()
         llm = LLM(**options)
         run.save(
             startup_s=round(time.perf_counter() - start, 1),

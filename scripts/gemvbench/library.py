@@ -16,20 +16,22 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 from vllm.models.flint.ops.attention.config import DecodeConfig, DecodeSpec
+from vllm.models.flint.ops.gemv.config import GemvSpec
 
 from gemvbench.sets import Variant as GemvVariant
 
-Variant: TypeAlias = GemvVariant | tuple[DecodeSpec, DecodeConfig]
+# Of GEMVs, of the decode attention or, in `moebench.sets`, of the experts.
+Variant: TypeAlias = GemvVariant | tuple[DecodeSpec, DecodeConfig] | tuple[Any, Any]
 
 # What only chooses among kernels is no part of their identity.
 _NOT_KERNELS = {"disk_cache.py", "tables.py", "variants.py", "workspace.py"}
 
 
 def _source_key() -> str:
-    from vllm.models.flint.ops import attention, gemv
+    from vllm.models.flint.ops import attention, experts, gemv
 
     digest = hashlib.sha256()
-    for package in (attention, gemv):
+    for package in (attention, experts, gemv):
         for path in sorted(Path(package.__path__[0]).glob("*.py")):
             if path.name not in _NOT_KERNELS:
                 digest.update(path.read_bytes())
@@ -38,11 +40,18 @@ def _source_key() -> str:
 
 def _compiler(variant: Variant) -> Callable[..., Any]:
     from vllm.models.flint.ops.attention.compile import compile_decode
+    from vllm.models.flint.ops.experts.compile import compile_down, compile_gate_up
+    from vllm.models.flint.ops.experts.spec import DownSpec, GateUpSpec
     from vllm.models.flint.ops.gemv.compile import compile_dequantize, compile_gemv
 
-    if isinstance(variant[0], int):
-        return compile_dequantize
-    return compile_decode if isinstance(variant[0], DecodeSpec) else compile_gemv
+    compilers: dict[type, Callable[..., Any]] = {
+        int: compile_dequantize,
+        GemvSpec: compile_gemv,
+        DecodeSpec: compile_decode,
+        GateUpSpec: compile_gate_up,
+        DownSpec: compile_down,
+    }
+    return compilers[type(variant[0])]
 
 
 def variant_name(variant: Variant) -> str:

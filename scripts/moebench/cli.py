@@ -3,8 +3,13 @@
 """The command line."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.models.flint.ops.gemv.config import Layout
 
 _TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192]
 
@@ -23,8 +28,18 @@ def _parser() -> argparse.ArgumentParser:
             "--copies", type=int, default=8, help="blocks in rotation, past the L2"
         )
         command.add_argument("--seconds", type=float, default=3600.0, help="time limit")
+        command.add_argument("--library", type=Path, help="made by `build`")
         command.add_argument("--out", type=Path, required=True)
         return command
+
+    build = commands.add_parser(
+        "build", help="compile variants ahead of time, without a GPU"
+    )
+    build.add_argument("--arch", default="sm_90a")
+    build.add_argument("--form", default="mul", choices=["mul", "cvt"])
+    build.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    build.add_argument("--sweep", action="store_true", help="what `tune` tries, too")
+    build.add_argument("--out", type=Path, required=True, help="folder of the library")
 
     compare = add("compare", "time all contenders, print a table, write JSON", _TOKENS)
     compare.add_argument(
@@ -52,12 +67,45 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _layout(form: str) -> "Layout":
+    """Of a dense weight: as SM90, whose decode form is `mul`, has it with quack."""
+    from vllm.models.flint.ops.fragments import missing_quack
+
+    return "fragments" if form == "mul" and missing_quack() is None else "row_major"
+
+
+def _build(args: argparse.Namespace) -> int:
+    from gemvbench.library import build
+    from moebench import sets
+
+    layouts: tuple[Layout, ...] = ("row_major",)
+    if args.form == "mul":
+        layouts = ("fragments", *layouts)
+    wanted = [v for layout in layouts for v in sets.served(args.form, layout)]
+    if args.sweep:
+        wanted += sets.swept(args.form, layouts[0])
+    build(wanted, args.out, args.arch, args.jobs)
+    return 0
+
+
+def _offer(args: argparse.Namespace, form: str) -> None:
+    from gemvbench.library import Library
+    from moebench import sets
+
+    layout = _layout(form)
+    wanted = sets.served(form, layout) + sets.swept(form, layout)
+    count = Library(args.library).offer(wanted)
+    print(f"{count} variants were compiled before", flush=True)
+
+
 def _compare(args: argparse.Namespace) -> int:
     import vllm._custom_ops  # noqa: F401  registers vLLM's CUDA operators
+    from vllm.models.flint.ops.nvfp4_gemv import decode_form
 
     from gemvbench.tune import Results
     from moebench.compare import compare, text_table
 
+    _offer(args, decode_form())
     results = Results(args.out, args.seconds)
     compare(results, args.peers, args.tokens, args.copies)
     print(text_table(results.rows))
@@ -65,13 +113,18 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
+    from vllm.models.flint.ops.nvfp4_gemv import decode_form
+
     from gemvbench.tune import Results
     from moebench import tune
 
+    form = decode_form()
+    _offer(args, form)
     results = Results(args.out, args.seconds)
     decode = [kind for kind in args.kinds if kind in (tune.GATE_UP, tune.DOWN)]
     if decode:
-        tune.time_decode(results, decode, args.tokens, args.copies)
+        kernels = form, _layout(form)
+        tune.time_decode(results, decode, args.tokens, args.copies, *kernels)
     if tune.GROUPED in args.kinds:
         tune.time_grouped(results, args.tokens, args.copies)
     if "path" in args.kinds:
@@ -81,10 +134,13 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _layer(args: argparse.Namespace) -> int:
+    from vllm.models.flint.ops.nvfp4_gemv import decode_form
+
     from attentionbench.problems import Case
     from gemvbench.tune import Results
     from moebench.layer import text_table, time_layer
 
+    _offer(args, decode_form())
     results = Results(args.out, args.seconds)
     cases = [
         Case(batch, args.context, kind == "sliding")
@@ -99,7 +155,7 @@ def _layer(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     args = _parser().parse_args(argv)
-    run = {"compare": _compare, "tune": _tune, "layer": _layer}
+    run = {"build": _build, "compare": _compare, "tune": _tune, "layer": _layer}
     try:
         return run[args.command](args)
     except (OSError, ValueError, KeyError) as error:

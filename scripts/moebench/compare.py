@@ -19,11 +19,15 @@ from moebench.weights import BlockWeights, Sizes, Tokens, chosen, expected, met
 _WRONG = 2e-2
 # So many tokens are checked.
 _CHECKED = 8
+# vLLM wants a step to hold a request of each of its sequences.
+_LEAST_TOKENS = 8192
 
 Block = Callable[[Tokens], tuple[torch.Tensor, torch.Tensor]]
 
 
-def make_blocks(name: str, weights: list[BlockWeights]) -> list[Block]:
+def make_blocks(
+    name: str, weights: list[BlockWeights], most_tokens: int
+) -> list[Block]:
     """The blocks of one contender: `ours`, or one of vLLM's MoE backends."""
     if name == "ours":
         from moebench.ours import Ours
@@ -31,7 +35,7 @@ def make_blocks(name: str, weights: list[BlockWeights]) -> list[Block]:
         return [Ours(w) for w in weights]
     from moebench.stock import StockModel
 
-    model = StockModel(f"stock-{name}", FLINT)
+    model = StockModel(f"stock-{name}", FLINT, max(most_tokens, _LEAST_TOKENS))
     return [model.block(w) for w in weights]
 
 
@@ -76,7 +80,7 @@ def compare(results: Results, names: list[str], tokens: list[int], copies: int) 
             continue
         done = 0
         try:
-            blocks = make_blocks(name, weights)
+            blocks = make_blocks(name, weights, max(tokens))
             for m in tqdm(tokens, desc=name):
                 if results.out_of_time(f"{name} at {m} tokens"):
                     break

@@ -39,12 +39,18 @@ class StockModel:
     Args:
         engine: Name of one of enginebench's engines.
         spec: The model.
+        most_tokens: Tokens of the largest step.
         nvfp4: Whether its weights are NVFP4.
         device: Where the blocks live.
     """
 
     def __init__(
-        self, engine: str, spec: TinySpec, nvfp4: bool = True, device: str = "cuda"
+        self,
+        engine: str,
+        spec: TinySpec,
+        most_tokens: int,
+        nvfp4: bool = True,
+        device: str = "cuda",
     ) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.engine.arg_utils import EngineArgs
@@ -58,6 +64,8 @@ class StockModel:
                 "model": folder,
                 "load_format": "dummy",
                 "skip_tokenizer_init": True,
+                "max_model_len": most_tokens,
+                "max_num_batched_tokens": most_tokens,
                 # Names of layers stay in their calls: each block is called alone.
                 "compilation_config": {"mode": 0, "fast_moe_cold_start": False},
             }

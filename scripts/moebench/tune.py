@@ -3,7 +3,6 @@
 """Times schedules of the expert kernels, whatever the dispatch would pick."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,19 +12,20 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 from vllm.models.flint.ops import moe, moe_gemv
-from vllm.models.flint.ops.experts import spec as schedules
 from vllm.models.flint.ops.experts.grouped import grouped_experts
 from vllm.models.flint.ops.experts.grouped_config import (
     GroupedConfig,
     candidate_configs,
     pick_config,
 )
+from vllm.models.flint.ops.gemv.config import Layout
 
 from enginebench.models import FLINT
 from gemvbench.table import Rows
 from gemvbench.timing import graph_us
 from gemvbench.tune import Results
 from gemvbench.weights import weight_bytes
+from moebench import sets
 from moebench.ours import Ours
 from moebench.weights import BlockWeights, Sizes, Tokens, chosen, met
 
@@ -34,35 +34,13 @@ GATE_UP, DOWN, GROUPED = "gate_up", "down_combine", "grouped"
 _BLOCKS_T = (16, 32, 64, 128)
 
 
-def gate_up_configs() -> list[Any]:
-    """Schedules of the first kernel to try."""
-    shapes = itertools.product((1, 2), (4, 8, 16), (1, 2, 4, 8), (0, 1, 2))
-    return [schedules.GateUpConfig(*shape) for shape in shapes]
-
-
-def down_configs() -> list[Any]:
-    """Schedules of the second kernel to try."""
-    shapes = itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (0, 1, 2))
-    return [schedules.DownConfig(*shape) for shape in shapes]
-
-
-class UnfitScheduleError(ValueError):
-    """A schedule cannot compute this shape."""
-
-
 @contextmanager
 def scheduled(name: str, config: Any) -> Iterator[None]:
     """Makes `moe_gemv` launch its kernel `name` (gate_up, down) in this schedule."""
     attribute = f"{name}_variant"
     compiled = getattr(moe_gemv, attribute)
 
-    def chosen_variant(spec: Any, _: Any) -> Any:
-        reason = config.why_not(spec)
-        if reason is not None:
-            raise UnfitScheduleError(reason)
-        return compiled(spec, config)
-
-    with mock.patch.object(moe_gemv, attribute, chosen_variant):
+    with mock.patch.object(moe_gemv, attribute, lambda spec, _: compiled(spec, config)):
         yield
 
 
@@ -105,8 +83,6 @@ def _time(
 ) -> None:
     try:
         results.add(round(size), graph_us(calls), **row)
-    except UnfitScheduleError:
-        return
     except Exception as error:
         # A schedule may ask for more registers or shared memory than there are.
         text = f"{type(error).__name__}: {error}"[:200]
@@ -114,15 +90,38 @@ def _time(
 
 
 def time_decode(
-    results: Results, kinds: list[str], tokens: list[int], copies: int
+    results: Results,
+    kinds: list[str],
+    tokens: list[int],
+    copies: int,
+    form: str,
+    layout: Layout,
 ) -> None:
-    """Adds rows for every schedule of the two kernels for few tokens."""
+    """Adds rows for every schedule of the two kernels for few tokens.
+
+    Args:
+        results: Where rows go.
+        kinds: Which kernels.
+        tokens: Counts of tokens.
+        copies: Weights in rotation.
+        form: Decode form of this GPU.
+        layout: Of the shared expert's weight on this GPU.
+    """
     sizes = Sizes.of(FLINT)
     weights = [BlockWeights.random(sizes) for _ in range(copies)]
     routed = weight_bytes(sizes.width, sizes.hidden, False)
     shared = weight_bytes(sizes.shared, sizes.hidden, False)
-    sweeps = {GATE_UP: gate_up_configs(), DOWN: down_configs()}
+    second = sets.down_spec(sizes, form, layout)
     for m in tokens:
+        first = next(
+            spec
+            for spec in sets.gate_up_specs(sizes, form, layout)
+            if m <= spec.max_tokens
+        )
+        sweeps: dict[str, list[Any]] = {
+            GATE_UP: list(sets.gate_up_sweep(first)),
+            DOWN: list(sets.down_sweep(second)),
+        }
         pairs = [_Pairs(w, m) for w in weights]
         experts = sum(met(p.ids) for p in pairs) / len(pairs)
         for kind in kinds:

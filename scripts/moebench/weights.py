@@ -126,6 +126,7 @@ class BlockWeights:
             found[f"{name}.weight"] = weight.codes
             found[f"{name}.weight_scale"] = weight.scales
             found[f"{name}.weight_scale_2"] = weight.global_scale
+            found[f"{name}.input_scale"] = torch.ones(())
         return found
 
 
