@@ -8,7 +8,7 @@ lower index. Sigmoid and s / (sum + 1e-20), j ascending, are FP32; the weights a
 rounded to BF16. Logits that are no numbers choose some of the experts, never others.
 
 ``route``: a program takes one token and a few experts, whose rows it loads before it
-waits for the previous kernel. All of a token's programs norm it, since 4 KiB out of L2
+waits for the previous kernel. All of a token's programs norm it, since 8 KiB out of L2
 cost less than a launch; the last of them to arrive at the token's counter chooses. A
 program waits for no other, so any number of them may be resident.
 
@@ -68,7 +68,8 @@ def _choose(
     return ids, (scores / (total + 1e-20)).to(tl.bfloat16).to(tl.float32)
 
 
-@triton.jit
+# Any count of tokens is the same kernel, compiled once.
+@triton.jit(do_not_specialize=["tokens"])
 def _topk_kernel(
     logits,
     ids_out,
