@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,7 +95,14 @@ def run_engine(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         engine = json.loads(found.read_text()) if found.exists() else {}
+    engine["choices"] = choices(log.read_text(errors="replace"))
     return engine if error is None else engine | {"status": "cut", "error": error}
+
+
+def choices(log: str) -> list[str]:
+    """What the engine's output says of the kernels and backends that it took."""
+    found = re.findall(r"\] (Using [^\n]*?(?:ackend|ernel)[^\n]*)", log)
+    return list(dict.fromkeys(found))
 
 
 def _say(name: str, engine: dict[str, Any], log: Path) -> None:

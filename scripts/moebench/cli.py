@@ -58,6 +58,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=["gate_up", "down_combine", "grouped", "path"],
         help="kernels, or the paths around the limits between them",
     )
+    tune.add_argument(
+        "--block-t",
+        type=int,
+        nargs="+",
+        default=[],
+        help="rows of an expert in a tile of the grouped GEMM (the picked ones)",
+    )
 
     layer = add("layer", "time a decoder layer, stage by stage", [1, 4, 8])
     layer.add_argument("--context", type=int, default=1024)
@@ -126,7 +133,7 @@ def _tune(args: argparse.Namespace) -> int:
         kernels = form, _layout(form)
         tune.time_decode(results, decode, args.tokens, args.copies, *kernels)
     if tune.GROUPED in args.kinds:
-        tune.time_grouped(results, args.tokens, args.copies)
+        tune.time_grouped(results, args.tokens, args.copies, args.block_t)
     if "path" in args.kinds:
         tune.time_limits(results, args.tokens, args.copies)
     print(tune.best_table(results.rows))

@@ -31,7 +31,7 @@ from gemvbench.timing import graph_us
 from gemvbench.tune import Results
 from gemvbench.weights import Weight, weight_bytes
 from moebench.ours import Ours, gemv_weight
-from moebench.weights import EPS, BlockWeights, Sizes, Tokens, chosen, met
+from moebench.weights import EPS, BlockWeights, Sizes, Tokens, met
 
 ALL = "layer"
 _QKV_ROWS = (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -85,9 +85,8 @@ class DecoderLayer:
     def n_bytes(self) -> dict[str, float]:
         """Bytes of weights, keys and values that each stage reads."""
         sizes = self.weights.sizes
-        here = Tokens(self._made["attn_out"], self._made["stream"])
-        pairs = met(chosen(here.normed(self.weights), self.weights))
-        routed = pairs * weight_bytes(sizes.width, sizes.hidden, False)
+        experts = met(self._made["ids"])
+        routed = experts * weight_bytes(sizes.width, sizes.hidden, False)
         shared = weight_bytes(sizes.shared, sizes.hidden, False)
         return {
             "qkv": weight_bytes(_QKV_ROWS, sizes.hidden, False),

@@ -64,7 +64,7 @@ class StockModel:
                 "model": folder,
                 "load_format": "dummy",
                 "skip_tokenizer_init": True,
-                "max_model_len": most_tokens,
+                "max_model_len": min(most_tokens, spec.max_position_embeddings),
                 "max_num_batched_tokens": most_tokens,
                 # Names of layers stay in their calls: each block is called alone.
                 "compilation_config": {"mode": 0, "fast_moe_cold_start": False},

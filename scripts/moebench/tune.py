@@ -30,8 +30,6 @@ from moebench.ours import Ours
 from moebench.weights import BlockWeights, Sizes, Tokens, chosen, met
 
 GATE_UP, DOWN, GROUPED = "gate_up", "down_combine", "grouped"
-# Tiles of an expert's rows that are worth a try, about as many as it gets.
-_BLOCKS_T = (16, 32, 64, 128)
 
 
 @contextmanager
@@ -138,8 +136,17 @@ def time_decode(
             results.save()
 
 
-def time_grouped(results: Results, tokens: list[int], copies: int) -> None:
-    """Adds rows for schedules of the grouped GEMM: one of its two GEMMs at a time."""
+def time_grouped(
+    results: Results, tokens: list[int], copies: int, blocks_t: list[int]
+) -> None:
+    """Adds rows for schedules of the grouped GEMM: one of its two GEMMs at a time.
+
+    Args:
+        results: Where rows go.
+        tokens: Counts of tokens.
+        copies: Weights in rotation.
+        blocks_t: Rows of an expert in a tile; what is picked where there are none.
+    """
     sizes = Sizes.of(FLINT)
     weights = [BlockWeights.random(sizes) for _ in range(copies)]
     for m in tokens:
@@ -148,9 +155,7 @@ def time_grouped(results: Results, tokens: list[int], copies: int) -> None:
         size = 3 * experts * weight_bytes(sizes.width, sizes.hidden, False)
         picked = pick_config(m * sizes.top_k, sizes.experts)
         wanted = [picked]
-        for block_t in _BLOCKS_T:
-            if not picked.block_t // 2 <= block_t <= picked.block_t * 2:
-                continue
+        for block_t in blocks_t or [picked.block_t]:
             for gemm in candidate_configs(block_t):
                 base = replace(picked, block_t=block_t)
                 wanted += [replace(base, gate_up=gemm), replace(base, down=gemm)]

@@ -331,6 +331,19 @@ class TestCommand:
         code, engines = self.run(tmp_path, "--engines", "off", "flint")
         assert code == 130 and list(engines) == ["off"]
 
+    def test_what_the_engine_took_is_kept(self):
+        start = "(EngineCore pid=7) INFO 11-30 06:23:45 "
+        log = (
+            f"{start}[nvfp4.py:240] Using 'MARLIN' NvFp4 MoE backend out of some.\n"
+            f"{start}[core.py:1] Initializing an engine\n"
+            f"{start}[nvfp4.py:240] Using 'MARLIN' NvFp4 MoE backend out of some.\n"
+            f"{start}[__init__.py:9] Using MarlinNvFp4LinearKernel for NVFP4 GEMM\n"
+        )
+        assert cli.choices(log) == [
+            "Using 'MARLIN' NvFp4 MoE backend out of some.",
+            "Using MarlinNvFp4LinearKernel for NVFP4 GEMM",
+        ]
+
     def test_show_runs_nothing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
