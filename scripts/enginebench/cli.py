@@ -17,7 +17,7 @@ from typing import Any
 
 from enginebench.engines import ENGINES, POINTS
 from enginebench.plot import svg
-from enginebench.results import add_engine, read_comparison
+from enginebench.results import STEP, add_engine, read_comparison
 from enginebench.table import markdown
 from provenance import command
 
@@ -106,7 +106,7 @@ def choices(log: str) -> list[str]:
 
 
 def _say(name: str, engine: dict[str, Any], log: Path) -> None:
-    points = len(engine.get("time_per_output_token", ()))
+    points = len(engine.get(STEP, ()))
     start = engine.get("startup_s", "?")
     text = engine.get("error", "done")
     print(
@@ -151,6 +151,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"enginebench: {error}", file=sys.stderr)
         return 2
     print(markdown(content))
-    if any(e.get("time_per_output_token") for e in content["engines"].values()):
+    if any(e.get(STEP) for e in content["engines"].values()):
         args.out.with_suffix(".svg").write_text(svg(content))
     return code

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from enginebench import measure
 from enginebench.engines import ENGINES, POINTS, Engine, Points
 from enginebench.models import FLINT, kv_cache_bytes, write_config
-from enginebench.results import Rows, write_json
+from enginebench.results import FIRST, STEP, Rows, write_json
 from tinymodel.specs import TinySpec
 
 # The share of the KV cache that requests may need: groups of layers round up.
@@ -50,11 +50,11 @@ class Run:
         with tqdm(total=total, desc="measuring", unit="point") as progress:
             for prompt in self.points.prompts:
                 row = {"prompt": prompt}
-                self._add("time_to_first_token", row, self._first(llm, prompt))
+                self._add(FIRST, row, self._first(llm, prompt))
                 progress.update()
             for batch, context in self.points.decode:
                 row = {"context": context, "batch": batch}
-                self._add("time_per_output_token", row, self._step(llm, batch, context))
+                self._add(STEP, row, self._step(llm, batch, context))
                 progress.update()
             try:
                 self.save(cuda_graph=measure.graph_ms(llm, *self.points.graph))
@@ -116,6 +116,10 @@ def llm_options(
 def run_engine(job: dict[str, Any], path: Path) -> None:
     """Starts the engine that `job` describes and writes its measurements to `path`."""
     start = time.perf_counter()
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        raise SystemExit("enginebench: this machine has no CUDA device")
     engine, points = ENGINES[job["engine"]], POINTS[job["points"]]
     run = Run(path, FLINT, points, {"status": "started", "env": engine.env})
     with tempfile.TemporaryDirectory() as folder:

@@ -6,8 +6,8 @@ import math
 from html import escape
 from typing import Any
 
-from enginebench.results import milliseconds
-from enginebench.table import STEP, decode_points, title
+from enginebench.results import STEP, milliseconds
+from enginebench.table import decode_points, title
 
 _WIDTH, _HEIGHT = 360, 260
 _LEFT, _TOP, _BOTTOM = 52, 34, 40

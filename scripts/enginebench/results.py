@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
+# Keys of an engine's measured points.
+STEP, FIRST = "time_per_output_token", "time_to_first_token"
+MEASURED = {STEP, FIRST}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -37,11 +40,15 @@ def read_comparison(path: Path, weights: str) -> dict[str, Any]:
 def add_engine(path: Path, weights: str, name: str, engine: dict[str, Any]) -> None:
     """Adds one engine's measurements to the comparison, and saves it.
 
-    Engines of earlier runs stay, except one of this name. Each has its own machine and
-    command, so that a cut comparison can be completed on another day.
+    Engines of earlier runs stay, except one of this name: what it measured gives way
+    to anything but nothing. Each has its own machine and command, so that a cut
+    comparison can be completed on another day.
     """
     content = read_comparison(path, weights)
-    content["engines"][name] = engine
+    engines = content["engines"]
+    if MEASURED.isdisjoint(engine) and not MEASURED.isdisjoint(engines.get(name, {})):
+        return
+    engines[name] = engine
     write_json(path, content)
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from enginebench.engines import ENGINES
-from enginebench.results import milliseconds
-
-STEP, FIRST = "time_per_output_token", "time_to_first_token"
+from enginebench.results import FIRST, STEP, milliseconds
 
 
 def title(name: str) -> str:

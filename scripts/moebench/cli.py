@@ -159,9 +159,18 @@ def _layer(args: argparse.Namespace) -> int:
     return 0
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     args = _parser().parse_args(argv)
+    if args.command != "build" and not _has_gpu():
+        print("moebench: torch finds no CUDA device on this machine", file=sys.stderr)
+        return 2
     run = {"build": _build, "compare": _compare, "tune": _tune, "layer": _layer}
     try:
         return run[args.command](args)

@@ -240,6 +240,15 @@ class TestFiles:
         assert list(engines) == ["flint", "off"]
         assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
+    def test_a_failed_run_does_not_take_what_was_measured(self, tmp_path: Path):
+        path = tmp_path / "x.json"
+        add_engine(path, "nvfp4", "flint", engine_result(1.0))
+        for name in ("flint", "off"):
+            add_engine(path, "nvfp4", name, {"error": "failed"})
+        engines = read_comparison(path, "nvfp4")["engines"]
+        assert engines["flint"] == engine_result(1.0)
+        assert engines["off"] == {"error": "failed"}
+
     def test_another_file_is_refused(self, tmp_path: Path):
         path = tmp_path / "x.json"
         path.write_text('{"weights": "nvfp4"}')
