@@ -3,7 +3,8 @@
 """Triton kernels of the overlay in Triton's interpreter, on CPU tensors.
 
 The interpreter of Triton 3.7 cuts FP32 off where a GPU rounds it to BF16, and loses the
-carry where it rounds to FP8; here both round to nearest even, as PyTorch does.
+carry where it rounds to FP8; here both round to nearest even, as PyTorch does. Its dot
+product takes the bits of BF16 operands for integers; here they are widened first.
 """
 
 import importlib.util
@@ -42,6 +43,9 @@ def load_interpreted(monkeypatch: pytest.MonkeyPatch, name: str) -> types.Module
     rounding = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
     convert = _rounding(interpreter._convert_float, tl.float32, rounding)
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+    builder = interpreter.InterpreterBuilder
+    dot = _widening(builder.create_dot, tl.bfloat16, tl.float32)
+    monkeypatch.setattr(builder, "create_dot", dot)
     monkeypatch.setattr(vllm.triton_utils, "triton", triton)
     monkeypatch.setattr(vllm.triton_utils, "tl", tl)
     spec = importlib.util.find_spec(name)
@@ -49,6 +53,19 @@ def load_interpreted(monkeypatch: pytest.MonkeyPatch, name: str) -> types.Module
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _widening(original: Callable[..., Any], narrow: Any, wide: Any) -> Callable:
+    """A dot product that takes operands of type `narrow` as `wide`."""
+
+    def dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        a, b = (
+            builder.cast_impl(x, wide) if x.dtype.scalar == narrow else x
+            for x in (a, b)
+        )
+        return original(builder, a, b, *rest)
+
+    return dot
 
 
 def _rounding(

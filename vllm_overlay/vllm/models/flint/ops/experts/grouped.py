@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""NVFP4 experts for many tokens: two grouped GEMMs and a weighted sum.
+
+Pairs of a token and an expert are grouped by expert, so that each weight is read and
+decoded once for up to ``block_t`` of them. With few tokens an expert's pairs are few,
+and the launches here (grouping, permutation, two GEMMs, sum) are what costs: then
+``moe_gemv`` is the faster form. The order of pairs within an expert may differ from
+run to run; results may not, since each pair has a column of the MMA of its own.
+"""
+
+import torch
+
+from vllm.model_executor.layers.fused_moe.moe_align_block_size import (
+    moe_align_block_size,
+)
+from vllm.triton_utils import triton
+
+from .grouped_config import GemmConfig, GroupedConfig, pick_config, picked_configs
+from .grouped_kernel import combine_pairs, grouped_gemm, permute_rows
+from .weights import FlintMoEWeights
+
+# Widths are multiples of what shares one word of block scales, rows of their swizzle.
+_COLUMNS = 64
+_ROWS = 128
+_COMBINE_BLOCK = 1024
+
+
+def grouped_fits(weights: FlintMoEWeights) -> bool:
+    """Whether ``grouped_experts`` serves these experts."""
+    return (
+        not weights.is_bf16
+        and weights.hidden % _ROWS == 0
+        and weights.intermediate % _COLUMNS == 0
+    )
+
+
+def grouped_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    tw: torch.Tensor,
+    weights: FlintMoEWeights,
+    shared_out: torch.Tensor | None,
+    config: GroupedConfig | None = None,
+) -> torch.Tensor:
+    """Add up each token's experts, weighted, and its shared expert's output.
+
+    Args:
+        x: BF16 [M, H], unit inner stride; rows may be strided.
+        ids: int32 [M, top_k], contiguous: experts on this rank.
+        tw: FP32 [M, top_k], contiguous: their weights.
+        weights: NVFP4 experts that ``grouped_fits``.
+        shared_out: BF16 [M, H], unit inner stride; None without a shared expert.
+        config: tiles; by default those for this many rows an expert.
+
+    Returns:
+        BF16 [M, H]: bf16(bf16(sum of tw * y) + shared_out).
+
+    Raises:
+        ValueError: an argument has the wrong type, shape or layout.
+
+    """
+    _check(x, ids, tw, weights, shared_out)
+    tokens, top_k = ids.shape
+    out = x.new_empty((tokens, weights.hidden))
+    if tokens == 0:
+        return out
+    pairs = tokens * top_k
+    if config is None:
+        config = pick_config(pairs, weights.num_experts)
+    groups = moe_align_block_size(ids, config.block_t, weights.num_experts)
+
+    permuted = x.new_empty((tokens, weights.hidden))
+    block = triton.next_power_of_2(weights.hidden)
+    permute_rows[(tokens,)](
+        x, permuted, x.stride(0), K=weights.hidden, BLOCK=block, num_warps=4
+    )
+    act = x.new_empty((pairs, weights.intermediate))
+    operands = weights.w1, weights.w1_scale, weights.alpha1
+    launch_gemm(
+        permuted, operands, act, groups, top_k, config.block_t, config.gate_up
+    )
+    y = x.new_empty((pairs, weights.hidden))
+    operands = weights.w2, weights.w2_scale, weights.alpha2
+    launch_gemm(act, operands, y, groups, 1, config.block_t, config.down)
+    combine_pairs[(tokens, triton.cdiv(weights.hidden, _COMBINE_BLOCK))](
+        y,
+        tw,
+        shared_out,
+        out,
+        weights.hidden,
+        0 if shared_out is None else shared_out.stride(0),
+        TOP_K=top_k,
+        SHARED=shared_out is not None,
+        BLOCK=_COMBINE_BLOCK,
+        num_warps=4,
+    )
+    return out
+
+
+def warmup_grouped(weights: FlintMoEWeights, top_k: int, shared: bool) -> None:
+    """Compile all that ``grouped_experts`` may launch for such a layer.
+
+    Args:
+        weights: experts of a layer, which must not be traced or captured now.
+        top_k: experts of a token.
+        shared: whether layers have a shared expert.
+
+    """
+    x = torch.zeros((1, weights.hidden), dtype=torch.bfloat16, device=weights.w1.device)
+    ids = torch.zeros((1, top_k), dtype=torch.int32, device=x.device)
+    for config in picked_configs():
+        grouped_experts(x, ids, ids.float(), weights, x if shared else None, config)
+
+
+def launch_gemm(
+    x: torch.Tensor,
+    operands: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+    out: torch.Tensor,
+    groups: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    share: int,
+    block_t: int,
+    config: GemmConfig,
+) -> None:
+    """Multiply grouped rows with their experts.
+
+    Args:
+        x: BF16 [pairs / share, K], contiguous and permuted.
+        operands: uint8 [E, N, K / 2], its block scales and global scales.
+        out: BF16 [pairs, N]; or [pairs, N / 2], which takes silu(gate) * up, permuted.
+        groups: what ``moe_align_block_size`` returns for ``block_t``.
+        share: pairs that read one row of ``x``.
+        block_t: rows of one expert in a tile.
+        config: the other tile sizes.
+
+    """
+    weight, weight_scale, alpha = operands
+    rows, k = weight.shape[1], 2 * weight.shape[2]
+    pairs, tile_experts, padded_pairs = groups
+    block_k = config.block_k
+    while k % block_k:
+        block_k //= 2
+    grouped_gemm[(tile_experts.shape[0] * (rows // config.block_n),)](
+        x,
+        weight.view(torch.int64),
+        weight_scale,
+        alpha,
+        out,
+        pairs,
+        tile_experts,
+        padded_pairs,
+        out.shape[0],
+        N=out.shape[1],
+        K=k,
+        SHARE=share,
+        GATED=out.shape[1] != rows,
+        PACKED=x.is_cuda,
+        BLOCK_N=config.block_n,
+        BLOCK_T=block_t,
+        BLOCK_K=block_k,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+
+
+def _check(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    tw: torch.Tensor,
+    weights: FlintMoEWeights,
+    shared_out: torch.Tensor | None,
+) -> None:
+    if not grouped_fits(weights):
+        raise ValueError(
+            f"needs NVFP4 experts with H a multiple of {_ROWS} and I of {_COLUMNS}, "
+            f"got {weights.w1.dtype}, {weights.hidden} and {weights.intermediate}"
+        )
+    if ids.dim() != 2 or ids.dtype != torch.int32 or not ids.is_contiguous():
+        raise ValueError("ids must be contiguous int32 [M, top_k]")
+    if tw.shape != ids.shape or tw.dtype != torch.float32 or not tw.is_contiguous():
+        raise ValueError(f"tw must be contiguous FP32 {list(ids.shape)}")
+    wanted = (ids.shape[0], weights.hidden)
+    for name, rows in (("x", x), ("shared_out", shared_out)):
+        if rows is None:
+            continue
+        if rows.dtype != torch.bfloat16 or rows.shape != wanted:
+            raise ValueError(f"{name} must be BF16 {list(wanted)}")
+        if rows.stride(1) != 1 and rows.numel():
+            raise ValueError(f"{name} must have unit inner stride")
