@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from vllm.models.flint.ops import experts as package
+from vllm.models.flint.ops.device import Gpu
 from vllm.models.flint.ops.experts.grouped_config import (
     GemmConfig,
     GroupedConfig,
@@ -30,6 +31,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch):
         module = load_interpreted(monkeypatch, f"{PACKAGE}.{name}")
         monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", module)
     monkeypatch.setattr(module, "moe_align_block_size", align)
+    monkeypatch.setattr(module, "current_gpu", lambda: Gpu((9, 0), 132))
     return module
 
 
@@ -87,7 +89,7 @@ def test_widths(grouped, hidden: int, width: int) -> None:
     tokens.check(experts, tokens.run(grouped, experts))
 
 
-@pytest.mark.parametrize("config", picked_configs(), ids=lambda c: f"t{c.block_t}")
+@pytest.mark.parametrize("config", picked_configs((9, 0)), ids=lambda c: c.block_t)
 def test_every_picked_config(grouped, config: GroupedConfig) -> None:
     experts = draw_experts(2, 256, 128)
     tokens = Tokens(9, 2, 2, 256)
@@ -144,16 +146,30 @@ def test_every_code_and_scale_is_exact(grouped) -> None:
     assert torch.equal(y.double().T, dequantize(codes, scales))
 
 
-def test_picks_by_rows_an_expert() -> None:
-    widths = [pick_config(pairs, 256).block_t for pairs in range(1, 10**5, 97)]
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 3), (12, 0)])
+def test_picks_by_rows_an_expert(capability: tuple[int, int]) -> None:
+    found = [pick_config(pairs, 256, capability) for pairs in range(1, 10**5, 97)]
+    widths = [config.block_t for config in found]
     assert widths == sorted(widths)
-    assert set(widths) == {config.block_t for config in picked_configs()}
+    assert set(found) == set(picked_configs(capability))
 
 
 @pytest.mark.parametrize("block_t", [16, 32, 64, 128, 256])
 def test_candidates(block_t: int) -> None:
     found = list(candidate_configs(block_t))
     assert len(found) == len(set(found)) > 1
+
+
+def test_warms_up_what_it_may_pick(grouped, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def launch(x, operands, out, groups, share, block_t, config) -> None:
+        seen.append((block_t, config))
+
+    monkeypatch.setattr(grouped, "launch_gemm", launch)
+    grouped.warmup_grouped(draw_experts().weights, 2, shared=True)
+    wanted = picked_configs((9, 0))
+    assert seen == [(c.block_t, g) for c in wanted for g in (c.gate_up, c.down)]
 
 
 def test_bad_arguments(grouped) -> None:

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.fused_moe.moe_align_block_size import (
 )
 from vllm.triton_utils import triton
 
+from ..device import current_gpu
 from .grouped_config import GemmConfig, GroupedConfig, pick_config, picked_configs
 from .grouped_kernel import combine_pairs, grouped_gemm, permute_rows
 from .weights import FlintMoEWeights
@@ -67,7 +68,7 @@ def grouped_experts(
         return out
     pairs = tokens * top_k
     if config is None:
-        config = pick_config(pairs, weights.num_experts)
+        config = pick_config(pairs, weights.num_experts, current_gpu().capability)
     groups = moe_align_block_size(ids, config.block_t, weights.num_experts)
 
     permuted = x.new_empty((tokens, weights.hidden))
@@ -109,7 +110,7 @@ def warmup_grouped(weights: FlintMoEWeights, top_k: int, shared: bool) -> None:
     """
     x = torch.zeros((1, weights.hidden), dtype=torch.bfloat16, device=weights.w1.device)
     ids = torch.zeros((1, top_k), dtype=torch.int32, device=x.device)
-    for config in picked_configs():
+    for config in picked_configs(current_gpu().capability):
         grouped_experts(x, ids, ids.float(), weights, x if shared else None, config)
 
 
@@ -153,7 +154,7 @@ def launch_gemm(
         N=out.shape[1],
         K=k,
         SHARE=share,
-        GATED=out.shape[1] != rows,
+        GATED=out.shape[1] < rows,
         PACKED=x.is_cuda,
         BLOCK_N=config.block_n,
         BLOCK_T=block_t,

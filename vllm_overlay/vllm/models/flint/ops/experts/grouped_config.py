@@ -45,24 +45,38 @@ class GroupedConfig:
 _FEW = GemmConfig(block_n=128, block_k=128, warps=4, stages=5)
 _SOME = GemmConfig(block_n=128, block_k=128, warps=8, stages=4)
 _MANY = GemmConfig(block_n=128, block_k=128, warps=8, stages=3)
-# Up to how many rows an expert gets, on average, with which tiles.
+_SMALL_FEW = GemmConfig(block_n=128, block_k=128, warps=4, stages=4)
+# Up to how many rows an expert gets, on average, with which tiles: with the shared
+# memory (227 KiB) and the MMAs of SM90 and SM100, and anywhere else (99 KiB).
 _LADDER = (
     (6.0, GroupedConfig(16, _FEW, _FEW)),
     (20.0, GroupedConfig(32, _FEW, _FEW)),
     (60.0, GroupedConfig(64, _SOME, _SOME)),
     (float("inf"), GroupedConfig(128, _MANY, _MANY)),
 )
+_SMALL_LADDER = (
+    (6.0, GroupedConfig(16, _SMALL_FEW, _SMALL_FEW)),
+    (20.0, GroupedConfig(32, _SMALL_FEW, _SMALL_FEW)),
+    (float("inf"), GroupedConfig(64, _MANY, _MANY)),
+)
 
 
-def pick_config(pairs: int, num_experts: int) -> GroupedConfig:
+def pick_config(
+    pairs: int, num_experts: int, capability: tuple[int, int]
+) -> GroupedConfig:
     """Pick the tiles for ``pairs`` rows that are spread over ``num_experts``."""
     mean = pairs / num_experts
-    return next(config for limit, config in _LADDER if mean <= limit)
+    ladder = _ladder(capability)
+    return next(config for limit, config in ladder if mean <= limit)
 
 
-def picked_configs() -> tuple[GroupedConfig, ...]:
-    """All that ``pick_config`` may return."""
-    return tuple(config for _, config in _LADDER)
+def picked_configs(capability: tuple[int, int]) -> tuple[GroupedConfig, ...]:
+    """All that ``pick_config`` may return on such a GPU."""
+    return tuple(config for _, config in _ladder(capability))
+
+
+def _ladder(capability: tuple[int, int]) -> tuple[tuple[float, GroupedConfig], ...]:
+    return _LADDER if capability[0] in (9, 10) else _SMALL_LADDER
 
 
 def candidate_configs(block_t: int) -> Iterator[GemmConfig]:
