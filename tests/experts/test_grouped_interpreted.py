@@ -137,8 +137,7 @@ def test_every_code_and_scale_is_exact(grouped) -> None:
     codes = pack_codes(torch.arange(16).repeat(128, 4).to(torch.uint8))
     operands = codes[None], swizzle_scales(scales)[None], torch.ones(1)
     x = torch.eye(64).bfloat16()
-    permuted = torch.empty_like(x)
-    grouped.permute_rows[(64,)](x, permuted, 64, K=64, BLOCK=64)
+    permuted = grouped.permute(x)
     groups = align(torch.zeros(64, 1), 16, 1)
     y = torch.empty(64, 128, dtype=torch.bfloat16)
     config = GemmConfig(128, 64, 4, 3)
@@ -163,7 +162,7 @@ def test_candidates(block_t: int) -> None:
 def test_warms_up_what_it_may_pick(grouped, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def launch(x, operands, out, groups, share, block_t, config) -> None:
+    def launch(x, operands, out, groups, share, block_t, config, pdl) -> None:
         seen.append((block_t, config))
 
     monkeypatch.setattr(grouped, "launch_gemm", launch)

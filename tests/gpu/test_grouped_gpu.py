@@ -12,7 +12,6 @@ from vllm.model_executor.layers.fused_moe.moe_align_block_size import (
 from vllm.models.flint.ops.device import current_gpu
 from vllm.models.flint.ops.experts import grouped
 from vllm.models.flint.ops.experts.grouped_config import GroupedConfig, picked_configs
-from vllm.models.flint.ops.experts.grouped_kernel import permute_rows
 
 from contract.nvfp4 import NAN_SCALE_BYTES, dequantize, pack_codes, swizzle_scales
 from support.grouped import Experts
@@ -58,7 +57,11 @@ class Tokens:
         self.ids = scores.topk(TOP_K).indices.int().contiguous()
 
     def run(
-        self, config: GroupedConfig | None = None, width: int = 512, shared=True
+        self,
+        config: GroupedConfig | None = None,
+        width: int = 512,
+        shared=True,
+        pdl=True,
     ) -> torch.Tensor:
         return grouped.grouped_experts(
             self.x,
@@ -67,6 +70,7 @@ class Tokens:
             experts(width).weights,
             self.shared if shared else None,
             config,
+            pdl,
         )
 
     def check(self, out: torch.Tensor, width: int = 512, shared=True) -> None:
@@ -96,6 +100,14 @@ def test_against_the_contract(count: int, width: int) -> None:
 def test_every_config(config: GroupedConfig, count: int) -> None:
     tokens = Tokens(count, seed=1)
     tokens.check(tokens.run(config))
+
+
+@pytest.mark.parametrize("count", [80, 2000])
+def test_without_pdl(count: int) -> None:
+    tokens = Tokens(count, seed=8)
+    out = tokens.run(pdl=False)
+    tokens.check(out)
+    assert torch.equal(tokens.run(), out)
 
 
 def test_without_a_shared_expert() -> None:
@@ -149,8 +161,7 @@ def test_every_code_and_scale_is_exact(config: GroupedConfig) -> None:
     swizzled = torch.full((3, n * k // 16), 0x7E, dtype=torch.uint8, device=DEVICE)
     swizzled[expert] = swizzle_scales(scales)
     x = torch.eye(k, device=DEVICE).bfloat16()
-    permuted = torch.empty_like(x)
-    permute_rows[(k,)](x, permuted, k, K=k, BLOCK=k)
+    permuted = grouped.permute(x)
     ids = torch.full((k, 1), expert, dtype=torch.int32, device=DEVICE)
     groups = moe_align_block_size(ids, config.block_t, 3)
     y = torch.full((k, n), float("nan"), dtype=torch.bfloat16, device=DEVICE)

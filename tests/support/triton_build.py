@@ -46,6 +46,7 @@ def main(capability: int, folder: Path) -> None:
                 "SHARE": 6 if name == "gate-up" else 1,
                 "GATED": name == "gate-up",
                 "PACKED": True,
+                "PDL": capability >= 90,
                 "BLOCK_N": gemm.block_n,
                 "BLOCK_T": config.block_t,
                 "BLOCK_K": gemm.block_k,

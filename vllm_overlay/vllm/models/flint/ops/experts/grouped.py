@@ -43,6 +43,7 @@ def grouped_experts(
     weights: FlintMoEWeights,
     shared_out: torch.Tensor | None,
     config: GroupedConfig | None = None,
+    pdl: bool = True,
 ) -> torch.Tensor:
     """Add up each token's experts, weighted, and its shared expert's output.
 
@@ -53,6 +54,7 @@ def grouped_experts(
         weights: NVFP4 experts that ``grouped_fits``.
         shared_out: BF16 [M, H], unit inner stride; None without a shared expert.
         config: tiles; by default those for this many rows an expert.
+        pdl: launch each kernel while the one before it drains, where a GPU can.
 
     Returns:
         BF16 [M, H]: bf16(bf16(sum of tw * y) + shared_out).
@@ -71,19 +73,15 @@ def grouped_experts(
         config = pick_config(pairs, weights.num_experts, current_gpu().capability)
     groups = moe_align_block_size(ids, config.block_t, weights.num_experts)
 
-    permuted = x.new_empty((tokens, weights.hidden))
-    block = triton.next_power_of_2(weights.hidden)
-    permute_rows[(tokens,)](
-        x, permuted, x.stride(0), K=weights.hidden, BLOCK=block, num_warps=4
-    )
+    permuted = permute(x, pdl)
     act = x.new_empty((pairs, weights.intermediate))
     operands = weights.w1, weights.w1_scale, weights.alpha1
     launch_gemm(
-        permuted, operands, act, groups, top_k, config.block_t, config.gate_up
+        permuted, operands, act, groups, top_k, config.block_t, config.gate_up, pdl
     )
     y = x.new_empty((pairs, weights.hidden))
     operands = weights.w2, weights.w2_scale, weights.alpha2
-    launch_gemm(act, operands, y, groups, 1, config.block_t, config.down)
+    launch_gemm(act, operands, y, groups, 1, config.block_t, config.down, pdl)
     combine_pairs[(tokens, triton.cdiv(weights.hidden, _COMBINE_BLOCK))](
         y,
         tw,
@@ -95,6 +93,7 @@ def grouped_experts(
         SHARED=shared_out is not None,
         BLOCK=_COMBINE_BLOCK,
         num_warps=4,
+        **_chained(x, pdl),
     )
     return out
 
@@ -114,6 +113,17 @@ def warmup_grouped(weights: FlintMoEWeights, top_k: int, shared: bool) -> None:
         grouped_experts(x, ids, ids.float(), weights, x if shared else None, config)
 
 
+def permute(x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+    """Copy BF16 rows, unit inner stride, into the order that ``launch_gemm`` reads."""
+    rows, k = x.shape
+    out = x.new_empty((rows, k))
+    block = triton.next_power_of_2(k)
+    permute_rows[(rows,)](
+        x, out, x.stride(0), K=k, BLOCK=block, num_warps=4, **_chained(x, pdl)
+    )
+    return out
+
+
 def launch_gemm(
     x: torch.Tensor,
     operands: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
@@ -122,6 +132,7 @@ def launch_gemm(
     share: int,
     block_t: int,
     config: GemmConfig,
+    pdl: bool = False,
 ) -> None:
     """Multiply grouped rows with their experts.
 
@@ -133,6 +144,7 @@ def launch_gemm(
         share: pairs that read one row of ``x``.
         block_t: rows of one expert in a tile.
         config: the other tile sizes.
+        pdl: start while the kernel before drains.
 
     """
     weight, weight_scale, alpha = operands
@@ -161,7 +173,15 @@ def launch_gemm(
         BLOCK_K=block_k,
         num_warps=config.warps,
         num_stages=config.stages,
+        **_chained(x, pdl),
     )
+
+
+def _chained(x: torch.Tensor, pdl: bool) -> dict[str, bool]:
+    """Arguments of a launch that may start early; SM90 is the first that can."""
+    if pdl and x.is_cuda and current_gpu().capability >= (9, 0):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
 
 
 def _check(

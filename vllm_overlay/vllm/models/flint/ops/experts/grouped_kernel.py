@@ -118,8 +118,19 @@ def _column(place):
 
 
 @triton.jit
-def permute_rows(x, out, stride, K: tl.constexpr, BLOCK: tl.constexpr):
+def _chain(PDL: tl.constexpr):
+    """Waits for the kernel before, and lets the next one start and wait."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def permute_rows(
+    x, out, stride, K: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr
+):
     """Copies one row of x into the order in which codes are decoded."""
+    _chain(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * stride + column, mask=column < K)
@@ -144,6 +155,7 @@ def grouped_gemm(
     SHARE: tl.constexpr,
     GATED: tl.constexpr,
     PACKED: tl.constexpr,
+    PDL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -165,11 +177,13 @@ def grouped_gemm(
         SHARE: how many pairs read one row of ``x``.
         GATED: rows are [gate | up].
         PACKED: see ``_multiply_pairs``.
+        PDL: see ``_chain``.
         BLOCK_N: weight rows of a tile, 64 or 128.
         BLOCK_T: pairs of a tile.
         BLOCK_K: columns of a step, at least 64.
 
     """
+    _chain(PDL)
     ROWS: tl.constexpr = 2 * N if GATED else N
     tile = tl.program_id(0) // (ROWS // BLOCK_N)
     row_tile = tl.program_id(0) % (ROWS // BLOCK_N)
@@ -224,6 +238,7 @@ def combine_pairs(
     shared_stride,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
+    PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Sum one token's weighted outputs in FP32, round, add the shared expert's.
@@ -237,9 +252,11 @@ def combine_pairs(
         shared_stride: elements between rows of ``shared``.
         TOP_K: experts of a token.
         SHARED: whether there is a shared expert.
+        PDL: see ``_chain``.
         BLOCK: columns of a program.
 
     """
+    _chain(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
