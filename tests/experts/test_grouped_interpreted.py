@@ -8,6 +8,7 @@ import pytest
 import torch
 from vllm.models.flint.ops import experts as package
 from vllm.models.flint.ops.device import Gpu
+from vllm.models.flint.ops.experts import grouped_config
 from vllm.models.flint.ops.experts.grouped_config import (
     GemmConfig,
     GroupedConfig,
@@ -31,7 +32,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch):
         module = load_interpreted(monkeypatch, f"{PACKAGE}.{name}")
         monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", module)
     monkeypatch.setattr(module, "moe_align_block_size", align)
-    monkeypatch.setattr(module, "current_gpu", lambda: Gpu((9, 0), 132))
+    monkeypatch.setattr(grouped_config, "current_gpu", lambda: Gpu((9, 0), 132))
     return module
 
 

@@ -70,7 +70,7 @@ def grouped_experts(
         return out
     pairs = tokens * top_k
     if config is None:
-        config = pick_config(pairs, weights.num_experts, current_gpu().capability)
+        config = pick_config(pairs, weights.num_experts)
     groups = moe_align_block_size(ids, config.block_t, weights.num_experts)
 
     permuted = permute(x, pdl)
@@ -109,7 +109,7 @@ def warmup_grouped(weights: FlintMoEWeights, top_k: int, shared: bool) -> None:
     """
     x = torch.zeros((1, weights.hidden), dtype=torch.bfloat16, device=weights.w1.device)
     ids = torch.zeros((1, top_k), dtype=torch.int32, device=x.device)
-    for config in picked_configs(current_gpu().capability):
+    for config in picked_configs():
         grouped_experts(x, ids, ids.float(), weights, x if shared else None, config)
 
 

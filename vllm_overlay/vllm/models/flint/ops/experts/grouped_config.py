@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..device import current_gpu
+
 
 @dataclass(frozen=True)
 class GemmConfig:
@@ -62,21 +64,35 @@ _SMALL_LADDER = (
 
 
 def pick_config(
-    pairs: int, num_experts: int, capability: tuple[int, int]
+    pairs: int, num_experts: int, capability: tuple[int, int] | None = None
 ) -> GroupedConfig:
-    """Pick the tiles for ``pairs`` rows that are spread over ``num_experts``."""
+    """Pick the tiles for ``pairs`` rows that are spread over ``num_experts``.
+
+    Args:
+        pairs: tokens times experts a token.
+        num_experts: experts on this rank.
+        capability: of the GPU, by default the current one.
+
+    Returns:
+        The tiles of both GEMMs.
+
+    """
     mean = pairs / num_experts
-    ladder = _ladder(capability)
-    return next(config for limit, config in ladder if mean <= limit)
+    return next(config for limit, config in _ladder(capability) if mean <= limit)
 
 
-def picked_configs(capability: tuple[int, int]) -> tuple[GroupedConfig, ...]:
+def picked_configs(
+    capability: tuple[int, int] | None = None,
+) -> tuple[GroupedConfig, ...]:
     """All that ``pick_config`` may return on such a GPU."""
     return tuple(config for _, config in _ladder(capability))
 
 
-def _ladder(capability: tuple[int, int]) -> tuple[tuple[float, GroupedConfig], ...]:
-    return _LADDER if capability[0] in (9, 10) else _SMALL_LADDER
+def _ladder(
+    capability: tuple[int, int] | None,
+) -> tuple[tuple[float, GroupedConfig], ...]:
+    major, _ = capability or current_gpu().capability
+    return _LADDER if major in (9, 10) else _SMALL_LADDER
 
 
 def candidate_configs(block_t: int) -> Iterator[GemmConfig]:
@@ -88,6 +104,6 @@ def candidate_configs(block_t: int) -> Iterator[GemmConfig]:
     for block_n, block_k, warps, stages in itertools.product(*words):
         accumulators = block_n * block_t // (32 * warps)
         stage = block_k * (2 * block_t + block_n // 2 + block_n // 16)
-        if (block_n, warps) != (64, 8) and accumulators <= 128:
-            if stage * stages <= 220 * 1024:
-                yield GemmConfig(block_n, block_k, warps, stages)
+        fits = accumulators <= 128 and stage * stages <= 220 * 1024
+        if fits and (block_n, warps) != (64, 8):
+            yield GemmConfig(block_n, block_k, warps, stages)

@@ -57,11 +57,11 @@ def _scale_pairs(byte):
 
 
 @triton.jit
-def _code_pairs(word, I: tl.constexpr):
-    """Codes I and I + 4 of each word as a pair, times 2^-126."""
-    if I >= 2:
+def _code_pairs(word, STEP: tl.constexpr):
+    """Codes STEP and STEP + 4 of each word as a pair, times 2^-126."""
+    if STEP >= 2:
         word = word >> 8
-    if I % 2 == 0:
+    if STEP % 2 == 0:
         return ((word & _EVEN_CODE) * ((1 << 12) + (1 << 6))) & _CODE_BITS
     return ((word & _ODD_CODE) * ((1 << 8) + (1 << 2))) & _CODE_BITS
 
@@ -87,12 +87,12 @@ def _multiply_pairs(a, b, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _step(words, scales, I: tl.constexpr, PACKED: tl.constexpr):
-    """Pairs of MMA step I, from both halves of [R, B] words: [R, B, h]."""
+def _step(words, scales, STEP: tl.constexpr, PACKED: tl.constexpr):
+    """Pairs of one MMA step, from both halves of [R, B] words: [R, B, h]."""
     low, high = words.to(tl.int32), (words >> 32).to(tl.int32)
     return tl.join(
-        _multiply_pairs(_code_pairs(low, I), scales, PACKED),
-        _multiply_pairs(_code_pairs(high, I), scales, PACKED),
+        _multiply_pairs(_code_pairs(low, STEP), scales, PACKED),
+        _multiply_pairs(_code_pairs(high, STEP), scales, PACKED),
     )
 
 
