@@ -75,7 +75,7 @@ class Experts:
         """Bounds of one expert's rounded output for BF16 rows x [M, H]."""
         scale = self.first.alpha[expert].item()
         gate_up = linear_bounds(x, self.first.values(expert), scale)
-        act = silu_mul_bounds(gate_up, rounded=False).rounded()
+        act = silu_mul_bounds(gate_up, fp32=True).rounded()
         scale = self.second.alpha[expert].item()
         return normed_output_bounds(act, self.second.values(expert), scale)
 
