@@ -325,44 +325,6 @@ def _mbarrier(c, opcode, operands, who):
         raise EmulationError(opcode)
 
 
-def _popc(c, opcode, operands, who):
-    bits = np.ascontiguousarray(c.value(operands[1], who).astype(U32))
-    c.set(operands[0], who, np.unpackbits(bits.view(np.uint8)).reshape(-1, 32).sum(1))
-
-
-def _bar(c, opcode, operands, who):
-    if opcode == "bar.warp.sync":
-        return _bar_warp(c, who)
-    for r in np.unique(c.rank[who]):
-        c._wait(who[c.rank[who] == r], _All(c, int(r), int(c.pc[who[0]])))
-
-
-def _bar_warp(c, who):
-    """Holds once all live threads of a warp wait at the same barrier."""
-    pc = c.pc[who[0]]
-    for warp in np.unique(who // 32):
-        threads = np.arange(32 * warp, 32 * warp + 32)
-
-        def all_there(threads=threads) -> bool:
-            live = threads[~c.done[threads]]
-            return bool(np.all(c.blocked[live] & (c.pc[live] == pc)))
-
-        c._wait(who[who // 32 == warp], all_there)
-
-
-class _All:
-    """Holds once all live threads of a CTA wait at the same barrier."""
-
-    def __init__(self, c, rank, pc):
-        self.c, self.rank, self.pc = c, rank, pc
-        self.passed = False
-
-    def __call__(self):
-        c = self.c
-        live = (c.rank == self.rank) & ~c.done
-        return bool(np.all(c.blocked[live] & (c.pc[live] == self.pc)))
-
-
 def _barrier(c, opcode, operands, who):
     if ".arrive" in opcode:
         c.arrived[who] = True
@@ -385,7 +347,7 @@ def _nothing(c, opcode, operands, who):
 # fmt: off
 HANDLERS = {
     "abs": _arithmetic(np.abs), "add": _arithmetic(np.add),
-    "and": _logic(np.bitwise_and), "bar": _bar, "barrier": _barrier, "bra": _bra,
+    "and": _logic(np.bitwise_and), "barrier": _barrier, "bra": _bra,
     "cvt": _cvt, "ex2": _arithmetic(np.exp2), "fence": _nothing,
     "fma": _arithmetic(lambda a, b, d: a.astype(np.float64) * b + d),
     "griddepcontrol": _nothing, "ld": _ld, "lop3": _lop3,
@@ -393,8 +355,7 @@ HANDLERS = {
     "max": _arithmetic(np.fmax), "mbarrier": _mbarrier,
     "min": _arithmetic(np.fmin), "mov": _mov,
     "mul": _arithmetic(np.multiply), "neg": _arithmetic(np.negative),
-    "not": _logic(np.invert), "or": _logic(np.bitwise_or), "popc": _popc,
-    "prmt": _prmt,
+    "not": _logic(np.invert), "or": _logic(np.bitwise_or), "prmt": _prmt,
     "rcp": _arithmetic(np.reciprocal), "ret": _ret, "selp": _selp, "setp": _setp,
     "rsqrt": _arithmetic(lambda a: np.float32(1) / np.sqrt(a)),
     "shf": _shf, "shl": _logic(_shift_left), "shr": _logic(_shift_right),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
-"""The PTX instructions that `emulator` knows and that whole warps execute."""
+"""The PTX instructions that `emulator` knows and that whole warps or CTAs execute."""
 
 import numpy as np
 
@@ -72,4 +72,49 @@ def _vote(c, opcode, operands, who):
     c.set(operands[0], who, np.repeat(masks, 32))
 
 
-HANDLERS = {"mma": _mma, "redux": _redux, "shfl": _shfl, "vote": _vote}
+def _popc(c, opcode, operands, who):
+    bits = np.ascontiguousarray(c.value(operands[1], who).astype(U32))
+    c.set(operands[0], who, np.unpackbits(bits.view(np.uint8)).reshape(-1, 32).sum(1))
+
+
+def _bar(c, opcode, operands, who):
+    if opcode == "bar.warp.sync":
+        return _bar_warp(c, who)
+    for r in np.unique(c.rank[who]):
+        c._wait(who[c.rank[who] == r], _All(c, int(r), int(c.pc[who[0]])))
+
+
+def _bar_warp(c, who):
+    """Holds once all live threads of a warp wait at the same barrier."""
+    pc = c.pc[who[0]]
+    for warp in np.unique(who // 32):
+        threads = np.arange(32 * warp, 32 * warp + 32)
+
+        def all_there(threads=threads) -> bool:
+            live = threads[~c.done[threads]]
+            return bool(np.all(c.blocked[live] & (c.pc[live] == pc)))
+
+        c._wait(who[who // 32 == warp], all_there)
+
+
+class _All:
+    """Holds once all live threads of a CTA wait at the same barrier."""
+
+    def __init__(self, c, rank, pc):
+        self.c, self.rank, self.pc = c, rank, pc
+        self.passed = False
+
+    def __call__(self):
+        c = self.c
+        live = (c.rank == self.rank) & ~c.done
+        return bool(np.all(c.blocked[live] & (c.pc[live] == self.pc)))
+
+
+HANDLERS = {
+    "bar": _bar,
+    "mma": _mma,
+    "popc": _popc,
+    "redux": _redux,
+    "shfl": _shfl,
+    "vote": _vote,
+}

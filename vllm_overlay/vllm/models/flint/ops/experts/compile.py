@@ -85,12 +85,12 @@ def _scale_words(spec: GemvSpec, rows: int) -> int:
 def _experts(spec: GemvSpec, width: int):
     """Weights, scales and global scales of all experts."""
     experts, rows = cute.sym_int(), spec.parts * width
-    shape = (experts, rows, _words(spec))
-    weight = _fake(cutlass.Int32, shape, stride_order=(2, 1, 0))
+    own = (experts, rows, _words(spec))
+    weight = _fake(cutlass.Int32, own, stride_order=(2, 1, 0))
     if spec.is_bf16:
         return weight, None, None
-    shape = (experts, _scale_words(spec, rows))
-    scales = _fake(cutlass.Int32, shape, stride_order=(1, 0))
+    words = (experts, _scale_words(spec, rows))
+    scales = _fake(cutlass.Int32, words, stride_order=(1, 0))
     return weight, scales, _small(cutlass.Float32, experts)
 
 
@@ -99,10 +99,9 @@ def _shared(spec: GemvSpec | None, width: int):
     if spec is None:
         return None, None, None
     rows = spec.parts * width
-    shape = (rows, _words(spec))
-    if spec.layout == "fragments":
-        shape = (rows // FRAGMENT_BLOCK, FRAGMENT_BLOCK * _words(spec))
-    weight = _fake(cutlass.Int32, shape, stride_order=(1, 0))
+    group = FRAGMENT_BLOCK if spec.layout == "fragments" else 1
+    own = (rows // group, group * _words(spec))
+    weight = _fake(cutlass.Int32, own, stride_order=(1, 0))
     if spec.is_bf16:
         return weight, None, None
     scales = _fake(cutlass.Int32, (_scale_words(spec, rows),))

@@ -20,13 +20,23 @@ grid-dependency wait. Many tokens of one expert are each multiplied alone, so pa
 64 tokens a grouped GEMM wins.
 """
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint32, const_expr
 
-from ..gemv.config import MMA_ROWS, MMA_TOKENS
-from .slices import WarpSlice, expert_slice
+from ..gemv.config import MMA_ROWS
+from .slices import Operand, WarpSlice
 from .spec import DownConfig, DownSpec
+
+
+class Memory(NamedTuple):
+    """Shared memory: x of this warp; of each warp, sums, and its expert's factors."""
+
+    words: cute.Pointer
+    s_partial: cute.Tensor
+    s_factors: cute.Tensor
 
 
 class DownKernel:
@@ -145,21 +155,22 @@ class DownKernel:
         layout = cute.make_ordered_layout((self.warps, 2), order=(1, 0))
         s_factors = smem.allocate_tensor(Float32, layout, 16)
 
+        memory = Memory(words, s_partial, s_factors)
+        experts = Operand(m_w, m_sf, m_alpha)
         if const_expr(self.spec.shared is None):
             self.routed_warp(
-                m_act, m_ids, m_tw, m_w, m_sf, m_alpha,
-                words, s_partial, s_factors, tile, token, thread, warp,
-            )  # fmt: skip
-        elif warp < self.routed_warps:
-            self.routed_warp(
-                m_act, m_ids, m_tw, m_w, m_sf, m_alpha,
-                words, s_partial, s_factors, tile, token, thread, warp,
-            )  # fmt: skip
+                m_act, m_ids, m_tw, experts, memory, tile, token, thread, warp
+            )
         else:
-            self.shared_warp(
-                m_shared_act, m_shared_w, m_shared_sf, m_shared_scale,
-                words, s_partial, s_factors, tile, token, thread, warp,
-            )  # fmt: skip
+            shared = Operand(m_shared_w, m_shared_sf, m_shared_scale)
+            if warp < self.routed_warps:
+                self.routed_warp(
+                    m_act, m_ids, m_tw, experts, memory, tile, token, thread, warp
+                )
+            else:
+                self.shared_warp(
+                    m_shared_act, shared, memory, tile, token, thread, warp
+                )
         cute.arch.sync_threads()
         if thread < MMA_ROWS:
             self.finish(s_partial, s_factors, m_out, tile, token, thread)
@@ -170,12 +181,8 @@ class DownKernel:
         m_act: cute.Tensor,
         m_ids: cute.Tensor,
         m_tw: cute.Tensor,
-        m_w: cute.Tensor,
-        m_sf: cute.Tensor | None,
-        m_alpha: cute.Tensor | None,
-        words: cute.Pointer,
-        s_partial: cute.Tensor,
-        s_factors: cute.Tensor,
+        experts: Operand,
+        memory: Memory,
         tile: Int32,
         token: Int32,
         thread: Int32,
@@ -184,73 +191,69 @@ class DownKernel:
         """One slice of one of the token's experts."""
         pair = token * self.spec.top_k + warp // self.config.expert_warps
         expert, weight = m_ids[pair], m_tw[pair]
-        scales, scale = None, Float32(1.0)
-        if const_expr(m_sf is not None):
-            scales = expert_slice(m_sf, expert)
-            scale = m_alpha[expert]  # type: ignore[index]
+        factor = self.routed.factor(experts, expert)
         rank = warp % self.config.expert_warps
         self.multiply(
-            self.routed, expert_slice(m_w, expert), scales, m_act, pair,
-            words, s_partial, tile, thread % 32, warp, rank,
-        )  # fmt: skip
+            self.routed,
+            experts.expert(expert),
+            m_act,
+            pair,
+            memory,
+            tile,
+            thread % 32,
+            warp,
+            rank,
+        )
         if thread % 32 == 0:
-            s_factors[warp, 0] = scale * self.routed.weight.output_scale
-            s_factors[warp, 1] = weight
+            memory.s_factors[warp, 0] = factor
+            memory.s_factors[warp, 1] = weight
 
     @cute.jit
     def shared_warp(
         self,
         m_act: cute.Tensor,
-        m_w: cute.Tensor,
-        m_sf: cute.Tensor | None,
-        m_scale: cute.Tensor | None,
-        words: cute.Pointer,
-        s_partial: cute.Tensor,
-        s_factors: cute.Tensor,
+        shared: Operand,
+        memory: Memory,
         tile: Int32,
         token: Int32,
         thread: Int32,
         warp: Int32,
     ):
         """One slice of the shared expert."""
-        scale = Float32(1.0)
-        if const_expr(m_scale is not None):
-            scale = m_scale[0]  # type: ignore[index]
+        factor = self.shared.factor(shared, 0)
+        rank = warp - self.routed_warps
         self.multiply(
-            self.shared, m_w, m_sf, m_act, token, words, s_partial,
-            tile, thread % 32, warp, warp - self.routed_warps,
-        )  # fmt: skip
+            self.shared, shared, m_act, token, memory, tile, thread % 32, warp, rank
+        )
         if thread % 32 == 0:
-            s_factors[warp, 0] = scale * self.shared.weight.output_scale
+            memory.s_factors[warp, 0] = factor
 
     @cute.jit
     def multiply(
         self,
-        part,
-        m_w: cute.Tensor,
-        m_sf: cute.Tensor | None,
+        part: WarpSlice,
+        weight: Operand,
         m_x: cute.Tensor,
         row: Int32,
-        words: cute.Pointer,
-        s_partial: cute.Tensor,
+        memory: Memory,
         tile: Int32,
         lane: Int32,
         warp: Int32,
         rank: Int32,
     ):
         """Writes a warp's sums for row ``row`` of ``m_x``."""
-        loaded = part.load_weights(m_w, m_sf, tile, lane, rank)
+        loaded = part.load_weights(weight, tile, lane, rank)
         if const_expr(self.spec.routed.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         x = cute.domain_offset((row, 0), m_x)
-        s_x = part.staged(words)
+        s_x = part.staged(memory.words)
         part.store_x(s_x, part.load_x(x, None, Int32(1), lane, rank), lane)
-        acc = part.multiply(loaded, m_w, m_sf, s_x, tile, lane, rank)
+        acc = part.multiply(loaded, weight, s_x, tile, lane, rank)
         # All columns are the one token's.
         if lane % 4 == 0:
-            s_partial[warp, lane // 4] = acc[0][0][0]
-            s_partial[warp, lane // 4 + 8] = acc[0][0][2]
+            memory.s_partial[warp, lane // 4] = acc[0][0][0]
+            memory.s_partial[warp, lane // 4 + 8] = acc[0][0][2]
 
     @cute.jit
     def finish(

@@ -22,15 +22,25 @@ The next kernel is released after the wait, so that it may read, before its own 
 what this kernel's predecessor wrote: the ids.
 """
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..gemv.config import MMA_TOKENS, GemvSpec
 from ..gemv.reduction import Reduction, silu_mul
-from .grouping import PairGroups
-from .slices import WarpSlice, expert_slice
+from .grouping import PairGroups, Pairs
+from .slices import Operand, WarpSlice
 from .spec import GateUpConfig, GateUpSpec
+
+
+class Memory(NamedTuple):
+    """A CTA's shared memory: x of this warp, partial sums, rows of this warp."""
+
+    words: cute.Pointer
+    s_partial: cute.Tensor
+    s_rows: cute.Tensor
 
 
 class RoutedReduction(Reduction):
@@ -42,22 +52,20 @@ class RoutedReduction(Reduction):
         s_partial: cute.Tensor,
         scale: Float32,
         m_act: cute.Tensor,
-        pair: Int32,
-        s_pairs: cute.Tensor | None,
-        count: Int32,
+        pairs: Pairs,
         tile: Int32,
         thread: Int32,
     ):
-        """``finish`` for ``count`` pairs: ``s_pairs``, or ``pair`` alone."""
+        """``finish`` for some pairs."""
         threads = self.config.threads
         for j in cutlass.range_constexpr(-(-self.units // threads)):
             unit = thread + j * threads
             token = unit // self.quads
-            if (unit < self.units) & (token < count):
+            if (unit < self.units) & (token < pairs.count):
                 sums = self._sum_warps(s_partial, unit)
-                row = pair
-                if const_expr(s_pairs is not None):
-                    row = s_pairs[token]  # type: ignore[index]
+                row = pairs.first
+                if const_expr(pairs.s_pairs is not None):
+                    row = pairs.s_pairs[token]  # type: ignore[index]
                 self._store(sums, scale, m_act, row, tile, unit % self.quads)
 
     def _epilogue(self, values):
@@ -174,31 +182,28 @@ class GateUpKernel:
         words = smem.allocate_array(
             Uint32, warps * self.warp_words, byte_alignment=16
         ) + (warp * self.warp_words)
-        s_partial = smem.allocate_tensor(
-            Float32, self.reduction.partial_layout(), 16
-        )
+        s_partial = smem.allocate_tensor(Float32, self.reduction.partial_layout(), 16)
         rows = cute.make_ordered_layout((warps, 2, MMA_TOKENS), order=(2, 1, 0))
         s_rows = smem.allocate_tensor(Int32, rows, 16)[warp, None, None]
 
+        memory = Memory(words, s_partial, s_rows)
+        experts = Operand(m_w, m_sf, m_alpha)
         if const_expr(self.spec.shared is None):
-            self.routed_part(
-                m_x, m_ids, m_w, m_sf, m_alpha, m_act,
-                words, s_partial, s_rows, cta, thread, warp,
-            )  # fmt: skip
+            self.routed_part(m_x, m_ids, experts, m_act, memory, cta, thread, warp)
         else:
             # The shared expert's CTAs come first: they have loads to issue early.
+            shared = Operand(m_shared_w, m_shared_sf, m_shared_scale)
             groups = cute.ceil_div(cute.size(m_x, mode=[0]), MMA_TOKENS)
             first = self.shared_tiles * groups
+            tile, group = cta // groups, cta % groups
             if cta < first:
                 self.shared_part(
-                    m_x, m_shared_w, m_shared_sf, m_shared_scale, m_shared_act,
-                    words, s_partial, cta // groups, cta % groups, thread, warp,
-                )  # fmt: skip
+                    m_x, shared, m_shared_act, memory, tile, group, thread, warp
+                )
             else:
                 self.routed_part(
-                    m_x, m_ids, m_w, m_sf, m_alpha, m_act,
-                    words, s_partial, s_rows, cta - first, thread, warp,
-                )  # fmt: skip
+                    m_x, m_ids, experts, m_act, memory, cta - first, thread, warp
+                )
 
     def wait(self):
         """Everything before this kernel is done, and the next one may start."""
@@ -210,12 +215,9 @@ class GateUpKernel:
     def shared_part(
         self,
         m_x: cute.Tensor,
-        m_w: cute.Tensor,
-        m_sf: cute.Tensor | None,
-        m_scale: cute.Tensor | None,
+        weight: Operand,
         m_act: cute.Tensor,
-        words: cute.Pointer,
-        s_partial: cute.Tensor,
+        memory: Memory,
         tile: Int32,
         group: Int32,
         thread: Int32,
@@ -224,18 +226,16 @@ class GateUpKernel:
         """Rows ``tile`` of the shared expert for the ``group``-th 8 tokens."""
         part = self.shared
         lane = thread % 32
-        loaded = part.load_weights(m_w, m_sf, tile, lane, warp)
-        scale = Float32(1.0)
-        if const_expr(m_scale is not None):
-            scale = m_scale[0] * part.weight.output_scale  # type: ignore[index]
+        loaded = part.load_weights(weight, tile, lane, warp)
+        scale = part.factor(weight, 0)
         self.wait()
         first = group * MMA_TOKENS
         count = cutlass.min(cute.size(m_x, mode=[0]) - first, MMA_TOKENS)
-        s_x = part.staged(words)
+        s_x = part.staged(memory.words)
         tokens = cute.domain_offset((first, 0), m_x)
         part.store_x(s_x, part.load_x(tokens, None, count, lane, warp), lane)
-        acc = part.multiply(loaded, m_w, m_sf, s_x, tile, lane, warp)
-        self.shared_reduction.store_partial(acc, s_partial, lane, 0, warp)
+        acc = part.multiply(loaded, weight, s_x, tile, lane, warp)
+        self.shared_reduction.store_partial(acc, memory.s_partial, lane, 0, warp)
         cute.arch.sync_threads()
         width = self.spec.shared_width
         out = cute.make_tensor(
@@ -243,7 +243,7 @@ class GateUpKernel:
             cute.make_layout((count, width), stride=(width, 1)),
         )
         self.shared_reduction.finish(
-            s_partial, None, None, scale, out, tile, Int32(0), thread
+            memory.s_partial, None, None, scale, out, tile, Int32(0), thread
         )
 
     @cute.jit
@@ -251,13 +251,9 @@ class GateUpKernel:
         self,
         m_x: cute.Tensor,
         m_ids: cute.Tensor,
-        m_w: cute.Tensor,
-        m_sf: cute.Tensor | None,
-        m_alpha: cute.Tensor | None,
+        experts: Operand,
         m_act: cute.Tensor,
-        words: cute.Pointer,
-        s_partial: cute.Tensor,
-        s_rows: cute.Tensor,
+        memory: Memory,
         index: Int32,
         thread: Int32,
         warp: Int32,
@@ -266,59 +262,42 @@ class GateUpKernel:
         self.wait()
         pair, tile = index // self.tiles, index % self.tiles
         if const_expr(self.spec.one_token):
-            self.expert_part(
-                m_x, m_w, m_sf, m_alpha, m_act, words, s_partial, None,
-                m_ids[pair], pair, Int32(1), tile, thread, warp,
-            )  # fmt: skip
+            pairs = Pairs(m_ids[pair], pair, Int32(1), None, None)
+            self.expert_part(m_x, experts, m_act, memory, pairs, tile, thread, warp)
         else:
+            s_rows = memory.s_rows
             expert, before, count = self.groups.find(m_ids, pair, s_rows, thread % 32)
+            pairs = Pairs(expert, pair, count, s_rows[0, None], s_rows[1, None])
             if before % MMA_TOKENS == 0:
-                self.expert_part(
-                    m_x, m_w, m_sf, m_alpha, m_act, words, s_partial, s_rows,
-                    expert, pair, count, tile, thread, warp,
-                )  # fmt: skip
+                self.expert_part(m_x, experts, m_act, memory, pairs, tile, thread, warp)
 
     @cute.jit
     def expert_part(
         self,
         m_x: cute.Tensor,
-        m_w: cute.Tensor,
-        m_sf: cute.Tensor | None,
-        m_alpha: cute.Tensor | None,
+        experts: Operand,
         m_act: cute.Tensor,
-        words: cute.Pointer,
-        s_partial: cute.Tensor,
-        s_rows: cute.Tensor | None,
-        expert: Int32,
-        pair: Int32,
-        count: Int32,
+        memory: Memory,
+        pairs: Pairs,
         tile: Int32,
         thread: Int32,
         warp: Int32,
     ):
-        """Rows ``tile`` of an expert for ``count`` of its pairs."""
+        """Rows ``tile`` of an expert for some of its pairs."""
         part = self.routed
         lane = thread % 32
-        rows = pairs = None
-        if const_expr(s_rows is not None):
-            rows, pairs = s_rows[0, None], s_rows[1, None]  # type: ignore[index]
-        weight, scales = expert_slice(m_w, expert), None
-        scale = Float32(1.0)
-        if const_expr(m_sf is not None):
-            scales = expert_slice(m_sf, expert)
-            scale = m_alpha[expert] * part.weight.output_scale  # type: ignore[index]
+        weight = experts.expert(pairs.expert)
+        scale = part.factor(weight, pairs.expert)
         x = None
         if const_expr(self.spec.one_token):
             # While the expert is on its way.
-            x = part.load_x(m_x, rows, count, lane, warp)
-        loaded = part.load_weights(weight, scales, tile, lane, warp)
+            x = part.load_x(m_x, None, pairs.count, lane, warp)
+        loaded = part.load_weights(weight, tile, lane, warp)
         if const_expr(not self.spec.one_token):
-            x = part.load_x(m_x, rows, count, lane, warp)
-        s_x = part.staged(words)
+            x = part.load_x(m_x, pairs.s_tokens, pairs.count, lane, warp)
+        s_x = part.staged(memory.words)
         part.store_x(s_x, x, lane)
-        acc = part.multiply(loaded, weight, scales, s_x, tile, lane, warp)
-        self.reduction.store_partial(acc, s_partial, lane, 0, warp)
+        acc = part.multiply(loaded, weight, s_x, tile, lane, warp)
+        self.reduction.store_partial(acc, memory.s_partial, lane, 0, warp)
         cute.arch.sync_threads()
-        self.reduction.finish_pairs(
-            s_partial, scale, m_act, pair, pairs, count, tile, thread
-        )
+        self.reduction.finish_pairs(memory.s_partial, scale, m_act, pairs, tile, thread)

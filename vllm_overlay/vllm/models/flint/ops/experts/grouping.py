@@ -8,12 +8,33 @@ the next seven of the expert; the other CTAs have nothing to do. So an expert's 
 are read once for 8 tokens. Each warp does this for itself, without a barrier.
 """
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from ..gemv.config import MMA_TOKENS
 from .spec import GateUpSpec
+
+
+class Pairs(NamedTuple):
+    """Pairs of one expert.
+
+    Attributes:
+        expert: theirs.
+        first: the first of them.
+        count: how many, at most 8.
+        s_tokens: the tokens of all; None where ``first`` is the only one.
+        s_pairs: all of them; None where ``first`` is the only one.
+
+    """
+
+    expert: Int32
+    first: Int32
+    count: Int32
+    s_tokens: cute.Tensor | None
+    s_pairs: cute.Tensor | None
 
 
 class PairGroups:

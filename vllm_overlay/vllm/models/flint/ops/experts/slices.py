@@ -6,14 +6,28 @@ The warp stages its own slice of x, so that nothing but the sum over the slices 
 other warps. Weight loads are issued apart from what uses them.
 """
 
-import cutlass
+from typing import NamedTuple
+
 import cutlass.cute as cute
-from cutlass import Float32, Uint32, const_expr
+from cutlass import Float32
 
 from ..gemv.activations import FragmentActivations, StagedActivations
 from ..gemv.config import GemvConfig, GemvSpec
 from ..gemv.fragments import FragmentWeight
 from ..gemv.weights import ContiguousRowsWeight, RowMajorWeight
+
+
+class Operand(NamedTuple):
+    """One or all experts' weight as words, its scales, its global scale; None in BF16."""
+
+    words: cute.Tensor
+    scales: cute.Tensor | None
+    factor: cute.Tensor | None
+
+    def expert(self, index) -> "Operand":
+        """One expert's, of all; its global scale is still among all."""
+        scales = None if self.scales is None else _expert(self.scales, index)
+        return Operand(_expert(self.words, index), scales, self.factor)
 
 
 class WarpSlice:
@@ -42,14 +56,13 @@ class WarpSlice:
         self.staged_words = self.activations.tokens * config.x_stride(spec) // 4
 
     def staged(self, s_words: cute.Pointer) -> cute.Tensor:
-        """x as staged at ``s_words``, memory of this warp."""
+        """X as staged at ``s_words``, memory of this warp."""
         return cute.make_tensor(s_words, self.activations.layout())
 
-    def load_weights(self, m_w, m_sf, tile, lane, rank):
+    def load_weights(self, weight: Operand, tile, lane, rank):
         """Issues the first loads of slice ``rank``: step to words."""
         return {
-            s: self._load(m_w, m_sf, tile, lane, rank, s)
-            for s in range(self.config.depth)
+            s: self._load(weight, tile, lane, rank, s) for s in range(self.config.depth)
         }
 
     def load_x(self, m_x, rows, count, lane, rank):
@@ -61,23 +74,28 @@ class WarpSlice:
         self.activations.store(s_x, held, lane, self.copies)
         cute.arch.sync_warp()
 
-    def multiply(self, loaded, m_w, m_sf, s_x, tile, lane, rank):
+    def multiply(self, loaded, weight: Operand, s_x, tile, lane, rank):
         """Products of the slice: ``[row tile][0]`` is four sums of the mma."""
         acc = [[[Float32(0.0)] * 4] for _ in range(self.config.row_tiles)]
         for s in range(self.steps):
             fragments = self.weight.decode_step(loaded.pop(s), lane)
             ahead = s + self.config.depth
             if ahead < self.steps:
-                loaded[ahead] = self._load(m_w, m_sf, tile, lane, rank, ahead)
+                loaded[ahead] = self._load(weight, tile, lane, rank, ahead)
             self.activations.multiply(acc, fragments, s_x, lane, s)
         return acc
 
-    def _load(self, m_w, m_sf, tile, lane, rank, step):
+    def _load(self, weight: Operand, tile, lane, rank, step):
         return self.weight.load_step(
-            m_w, m_sf, tile, 0, lane, rank * self.steps + step
+            weight.words, weight.scales, tile, 0, lane, rank * self.steps + step
         )
 
+    def factor(self, weight: Operand, index) -> Float32:
+        """What the sums are multiplied by; ``index`` is the expert's, or 0."""
+        if weight.factor is None:
+            return Float32(1.0)
+        return weight.factor[index] * self.weight.output_scale
 
-def expert_slice(m_w: cute.Tensor, expert) -> cute.Tensor:
-    """One expert's part of a tensor of all of them."""
-    return cute.slice_(m_w, (expert, *[None] * (cute.rank(m_w) - 1)))
+
+def _expert(tensor: cute.Tensor, index) -> cute.Tensor:
+    return cute.slice_(tensor, (index, *[None] * (cute.rank(tensor) - 1)))

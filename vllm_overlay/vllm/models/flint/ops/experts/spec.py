@@ -69,9 +69,7 @@ class DownSpec:
         return self.shared is not None and self.shared.layout == "fragments"
 
 
-def slice_config(
-    spec: GemvSpec, row_tiles: int, warps: int, depth: int
-) -> GemvConfig:
+def slice_config(spec: GemvSpec, row_tiles: int, warps: int, depth: int) -> GemvConfig:
     """Schedule of one warp that takes one of ``warps`` slices of K.
 
     To the GEMV's parts such a warp is a CTA, and the slices are a cluster's.

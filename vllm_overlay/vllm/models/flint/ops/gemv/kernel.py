@@ -24,7 +24,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
-from . import primitives as p
 from .activations import FragmentActivations, StagedActivations
 from .config import SCALE_ROWS, GemvConfig, GemvSpec
 from .fragments import FragmentWeight

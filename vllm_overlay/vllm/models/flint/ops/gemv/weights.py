@@ -114,7 +114,7 @@ class RowMajorWeight:
         return p.load_streaming(sf[block, block_k, i, lane // 16, None], 2)
 
     def _scale_words(self, m_sf, lane, step):
-        """(128-row block, 64 of k, row of 32, pair of groups, group), and a lane's k."""
+        """(128-row block, 64 of k, row of 32, pair of groups, group); a lane's k."""
         blocks_k = -(-self.spec.k // 64)
         block_k = step * 2 + (lane % 4) // 2
         if not self.exact_k:
