@@ -148,8 +148,15 @@ class PtxKernel:
             int(size) if size else int(kind[1:]) // 8 for kind, size in found
         ]
 
-    def run(self, ctas: int, cluster: int, params: list[bytes], memory: GlobalMemory):
-        """Runs all CTAs, one cluster after the other.
+    def run(
+        self,
+        ctas: int,
+        cluster: int,
+        params: list[bytes],
+        memory: GlobalMemory,
+        width: int | None = None,
+    ):
+        """Runs all CTAs, one cluster after the other, `width` in a row of the grid.
 
         Raises:
             EmulationError: bad access, deadlock, or an unknown instruction.
@@ -158,19 +165,20 @@ class PtxKernel:
             if size != len(value):
                 raise EmulationError(f"parameter of {size} bytes got {len(value)}")
         for first in range(0, ctas, cluster):
-            _Cluster(self, first, cluster, params, memory).run()
+            _Cluster(self, first, cluster, params, memory, width or ctas).run()
 
 
 class _Cluster:
     """State of one cluster's threads."""
 
-    def __init__(self, kernel, first_cta, ctas, params, memory):
+    def __init__(self, kernel, first_cta, ctas, params, memory, width):
         self.kernel, self.params, self.memory = kernel, params, memory
         self.n = ctas * kernel.block
         thread = np.arange(self.n)
         self.rank = thread // kernel.block
         self.tid = (thread % kernel.block).astype(U32)
         self.ctaid = (first_cta + self.rank).astype(U32)
+        self.width = U32(width)
         self.pc = np.zeros(self.n, np.int64)
         self.done = np.zeros(self.n, bool)
         self.blocked = np.zeros(self.n, bool)
@@ -217,7 +225,8 @@ class _Cluster:
             return self.regs[operand][who].astype(np.uint64)
         special = {
             "%tid.x": self.tid,
-            "%ctaid.x": self.ctaid,
+            "%ctaid.x": self.ctaid % self.width,
+            "%ctaid.y": self.ctaid // self.width,
             "%laneid": self.tid % 32,
             "%cluster_ctarank": self.rank,
         }

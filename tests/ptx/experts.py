@@ -103,5 +103,5 @@ def run_down(
         run.add(shared[0], "i4x", m)
         run.add_shared(shared[1])
     run.add(out, "i4x", m)
-    kernel.run(m * (spec.width // 16), 1, run.params, run.memory)
+    kernel.run(m * (spec.width // 16), 1, run.params, run.memory, width=m)
     return out

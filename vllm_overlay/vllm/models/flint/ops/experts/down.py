@@ -116,7 +116,8 @@ class DownKernel:
             m_shared_scale,
             m_out,
         ).launch(
-            grid=[cute.size(m_out, mode=[0]) * tiles, 1, 1],
+            # Tokens are nearest in time: they share experts.
+            grid=[cute.size(m_out, mode=[0]), tiles, 1],
             block=[32 * self.warps, 1, 1],
             stream=stream,
             use_pdl=self.spec.routed.pdl,
@@ -139,11 +140,8 @@ class DownKernel:
         m_out: cute.Tensor,
     ):
         thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
+        token, tile, _ = cute.arch.block_idx()
         warp = Int32(cute.arch.make_warp_uniform(cute.arch.warp_idx()))
-        tokens = cute.size(m_out, mode=[0])
-        # Tokens are nearest in time: they share experts.
-        tile, token = cta // tokens, cta % tokens
 
         smem = cutlass.memory.SmemAllocator()
         words = smem.allocate_array(

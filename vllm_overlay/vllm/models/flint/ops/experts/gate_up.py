@@ -137,9 +137,7 @@ class GateUpKernel:
         """
         ctas = cute.size(m_ids) * self.tiles
         if const_expr(self.spec.shared is not None):
-            ctas += self.shared_tiles * cute.ceil_div(
-                cute.size(m_x, mode=[0]), MMA_TOKENS
-            )
+            ctas += self.shared_tiles * self.token_groups(m_x)
         self.kernel(
             m_x,
             m_ids,
@@ -193,10 +191,11 @@ class GateUpKernel:
         else:
             # The shared expert's CTAs come first: they have loads to issue early.
             shared = Operand(m_shared_w, m_shared_sf, m_shared_scale)
-            groups = cute.ceil_div(cute.size(m_x, mode=[0]), MMA_TOKENS)
+            groups = self.token_groups(m_x)
             first = self.shared_tiles * groups
-            tile, group = cta // groups, cta % groups
             if cta < first:
+                tile = cta // groups
+                group = cta - tile * groups
                 self.shared_part(
                     m_x, shared, m_shared_act, memory, tile, group, thread, warp
                 )
@@ -204,6 +203,12 @@ class GateUpKernel:
                 self.routed_part(
                     m_x, m_ids, experts, m_act, memory, cta - first, thread, warp
                 )
+
+    def token_groups(self, m_x: cute.Tensor):
+        """How many CTAs share the tokens of the shared expert's rows."""
+        if self.spec.one_token:
+            return 1
+        return cute.ceil_div(cute.size(m_x, mode=[0]), MMA_TOKENS)
 
     def wait(self):
         """Everything before this kernel is done, and the next one may start."""
@@ -294,6 +299,8 @@ class GateUpKernel:
             x = part.load_x(m_x, None, pairs.count, lane, warp)
         loaded = part.load_weights(weight, tile, lane, warp)
         if const_expr(not self.spec.one_token):
+            # Keeps all loads of weights before those of x.
+            cute.arch.sync_warp()
             x = part.load_x(m_x, pairs.s_tokens, pairs.count, lane, warp)
         s_x = part.staged(memory.words)
         part.store_x(s_x, x, lane)

@@ -18,7 +18,7 @@ from ..gemv.weights import ContiguousRowsWeight, RowMajorWeight
 
 
 class Operand(NamedTuple):
-    """One or all experts' weight as words, its scales, its global scale; None in BF16."""
+    """One or all experts' weight: words, scales, global scale; BF16 has the first."""
 
     words: cute.Tensor
     scales: cute.Tensor | None
