@@ -47,7 +47,7 @@ def reference_forward(
             parts = _projections(weights, f"{name}.mlp")
             update = ops.dense_mlp(normed, *parts, numerics)
         else:
-            update = _sparse(weights, config, f"{name}.mlp", normed, numerics)
+            update = sparse_block(weights, config, f"{name}.mlp", normed, numerics)
     norm = _plain(weights, "model.norm.weight")
     normed, _ = ops.rms_norm(update, norm, eps, numerics, residual)
     return ops.head(normed, weights["lm_head.weight"])
@@ -100,13 +100,14 @@ def _attention(
     return ops.linear(mixed.flatten(1), weights[f"{name}.o_proj.weight"], numerics)
 
 
-def _sparse(
+def sparse_block(
     weights: Mapping[str, Weight],
     config: Mapping[str, Any],
     name: str,
     x: torch.Tensor,
     numerics: Numerics,
 ) -> torch.Tensor:
+    """Returns what the sparse MLP `name` makes of normed rows [T, hidden]."""
     top_k = config["num_experts_per_tok"]
     scores, chosen = ops.route(
         x, weights[f"{name}.gate.weight"], top_k, numerics, config["norm_topk_prob"]

@@ -11,10 +11,21 @@ from tinymodel.layout import tensor_defs
 from tinymodel.nvfp4 import Nvfp4Matrix
 
 
-def tiny_weights(spec: TinySpec, seed: int, family: str) -> dict[str, Weight]:
-    """Returns the tensors by safetensors name; NVFP4 families stay quantized."""
+def tiny_weights(
+    spec: TinySpec, seed: int, family: str, prefix: str = ""
+) -> dict[str, Weight]:
+    """Returns the tensors by safetensors name; NVFP4 families stay quantized.
+
+    Args:
+        spec: The model.
+        seed: Of its weights.
+        family: How they are stored.
+        prefix: What the names of the wanted tensors start with.
+    """
     weights: dict[str, Weight] = {}
     for d in tensor_defs(spec):
+        if not d.name.startswith(prefix):
+            continue
         stored = matrix(spec, seed, family, d) if d.is_matrix else None
         if isinstance(stored, Nvfp4Matrix):
             weights[d.name] = Nvfp4Weight(

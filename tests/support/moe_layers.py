@@ -5,6 +5,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,8 +22,20 @@ from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExpert
 from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import NvFp4MoeBackend
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.quantization import modelopt
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.models.flint.mlp import FlintSparseMoeBlock
+
+from contract.nvfp4 import Nvfp4Weight, dequantize
+from contract.ops import Weight
+from contract.tiny import tiny_weights
+from tinymodel import TinySpec
+from tinymodel.specs import config_json
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 8, 2, 128, 64
+# A sparse layer of every model of tests.
+PREFIX = "model.layers.2.mlp"
+# ModelOpt's layers have them, and W4A16 does not use them.
+_UNUSED = {f"experts.routed_experts.w{n}_input_scale" for n in (13, 2)}
 
 
 @contextmanager
@@ -76,6 +89,68 @@ def _experts(quant_config: Any) -> RoutedExperts:
             num_expert_group=1,
             topk_group=1,
             quant_config=quant_config,
-            prefix="model.layers.2.mlp.experts",
+            prefix=f"{PREFIX}.experts",
         )
     return runner.routed_experts
+
+
+def sparse_weights(spec: TinySpec, family: str) -> dict[str, Weight]:
+    """The contract's weights of the sparse block at `PREFIX`.
+
+    The shared expert's and the router's are BF16, which holds them exactly.
+    """
+    weights = tiny_weights(spec, 0, family, f"{PREFIX}.")
+    for name, weight in weights.items():
+        if isinstance(weight, Nvfp4Weight) and ".experts." not in name:
+            values = dequantize(weight.weight, weight.weight_scale)
+            weights[name] = (values * weight.global_scale).bfloat16()
+    return weights
+
+
+def load_block(block: FlintSparseMoeBlock, weights: dict[str, Weight]) -> None:
+    """Loads `sparse_weights` by vLLM's own loaders."""
+    plain: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        name = name.removeprefix(f"{PREFIX}.")
+        if isinstance(weight, Nvfp4Weight):
+            module = name.removesuffix(".weight")
+            plain[name] = weight.weight
+            plain[f"{module}.weight_scale"] = weight.weight_scale.view(
+                torch.float8_e4m3fn
+            )
+            plain[f"{module}.weight_scale_2"] = torch.tensor(weight.global_scale)
+        else:
+            plain[name] = weight.bfloat16()
+    mapper = WeightsMapper(
+        orig_to_new_stacked={
+            "shared_expert.gate_proj": ("shared_expert.gate_up_proj", 0),
+            "shared_expert.up_proj": ("shared_expert.gate_up_proj", 1),
+        }
+    )
+    loaded = AutoWeightsLoader(block).load_weights(plain.items(), mapper=mapper)
+    assert loaded == {name for name, _ in block.named_parameters()} - _UNUSED
+
+
+def make_block(spec: TinySpec, quantized: bool) -> tuple[FlintSparseMoeBlock, Any]:
+    """A block that is to use the kernels, and its engine's config.
+
+    Args:
+        spec: The model.
+        quantized: Whether the experts are NVFP4; all else is BF16.
+    """
+    config = VllmConfig(additional_config={"flint_kernels": True})
+    given = SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_text_config=SimpleNamespace(**config_json(spec))
+        ),
+        parallel_config=config.parallel_config,
+        quant_config=nvfp4_config() if quantized else None,
+        compilation_config=config.compilation_config,
+    )
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with set_current_vllm_config(config):
+            return FlintSparseMoeBlock(given, PREFIX), config
+    finally:
+        torch.set_default_dtype(default)

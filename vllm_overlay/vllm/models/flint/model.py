@@ -16,16 +16,9 @@ from torch import nn
 
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.distributed import get_pp_group, tensor_model_parallel_all_gather
-from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.fused_moe import FusedMoEFactory, GateLinear
-from vllm.model_executor.layers.linear import (
-    MergedColumnParallelLinear,
-    RowParallelLinear,
-    UnquantizedLinearMethod,
-)
+from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -39,14 +32,15 @@ from vllm.model_executor.models.utils import (
     make_empty_intermediate_tensors_factory,
     make_layers,
     maybe_prefix,
-    sequence_parallel_chunk,
 )
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
-from .ops.linear import gate_up_silu_mul, install_flint_dense_kernels
+from .mlp import FlintMLP, FlintSparseMoeBlock
+from .ops.linear import install_flint_dense_kernels
+from .ops.moe import make_route_counter
 from .opt_in import kernels_requested, norm_class
 from .patchset import require_patches
 
@@ -58,102 +52,6 @@ __all__ = [
     "FlintModel",
     "FlintSparseMoeBlock",
 ]
-
-
-class FlintMLP(nn.Module):
-    """SwiGLU MLP: a dense layer's, or the shared expert of a sparse one."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        quant_config: QuantizationConfig | None = None,
-        reduce_results: bool = True,
-        prefix: str = "",
-    ) -> None:
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size,
-            [intermediate_size] * 2,
-            bias=False,
-            quant_config=quant_config,
-            prefix=f"{prefix}.gate_up_proj",
-        )
-        self.down_proj = RowParallelLinear(
-            intermediate_size,
-            hidden_size,
-            bias=False,
-            quant_config=quant_config,
-            reduce_results=reduce_results,
-            prefix=f"{prefix}.down_proj",
-        )
-        self.act_fn = SiluAndMul()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [num_tokens, hidden_size] to the same shape."""
-        act = gate_up_silu_mul(self.gate_up_proj, x)
-        if act is None:
-            gate_up, _ = self.gate_up_proj(x)
-            act = self.act_fn(gate_up)
-        output, _ = self.down_proj(act)
-        return output
-
-
-class FlintSparseMoeBlock(nn.Module):
-    """Sigmoid-routed experts plus a shared expert that is added in full."""
-
-    def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_text_config
-        parallel_config = vllm_config.parallel_config
-        quant_config = vllm_config.quant_config
-        if parallel_config.enable_eplb:
-            raise ValueError("Flint does not support --enable-eplb; leave it out")
-        self.is_sequence_parallel = parallel_config.use_sequence_parallel_moe
-        self.gate = GateLinear(
-            config.hidden_size,
-            config.num_experts,
-            quant_config=None,
-            prefix=f"{prefix}.gate",
-        )
-        self.shared_expert = FlintMLP(
-            config.hidden_size,
-            config.shared_expert_intermediate_size,
-            quant_config=quant_config,
-            # The runner reduces the routed and the shared output together.
-            reduce_results=False,
-            prefix=f"{prefix}.shared_expert",
-        )
-        # vLLM's CPU router knows sigmoid scores with grouped experts only; one group
-        # of all experts is the same.
-        one_group = 1 if current_platform.is_cpu() else None
-        self.experts = FusedMoEFactory(
-            num_experts=config.num_experts,
-            top_k=config.num_experts_per_tok,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.moe_intermediate_size,
-            renormalize=config.norm_topk_prob,
-            scoring_func=config.router_score_function,
-            use_grouped_topk=one_group is not None,
-            num_expert_group=one_group,
-            topk_group=one_group,
-            quant_config=quant_config,
-            prefix=f"{prefix}.experts",
-            is_sequence_parallel=self.is_sequence_parallel,
-            gate=self.gate,
-            shared_experts=self.shared_expert,
-        )
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Map [num_tokens, hidden_size] to the same shape."""
-        num_tokens = hidden_states.shape[0]
-        if self.is_sequence_parallel:
-            hidden_states = sequence_parallel_chunk(hidden_states)
-        # The runner owns the gate, so it takes the hidden states as its logits.
-        output = self.experts(hidden_states=hidden_states, router_logits=hidden_states)
-        if self.is_sequence_parallel:
-            output = tensor_model_parallel_all_gather(output, 0)[:num_tokens]
-        return output
 
 
 class FlintDecoderLayer(nn.Module):
@@ -215,7 +113,10 @@ class FlintDecoderLayer(nn.Module):
             else:
                 hidden_states, residual = self.input_layernorm(hidden_states, residual)
             hidden_states = self.self_attn(positions, hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        norm = self.post_attention_layernorm
+        if isinstance(self.mlp, FlintSparseMoeBlock) and self.mlp.uses_kernels:
+            return self.mlp.forward_fused(hidden_states, residual, norm)
+        hidden_states, residual = norm(hidden_states, residual)
         return self.mlp(hidden_states), residual
 
 
@@ -392,6 +293,11 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         for layer in layers:
             eps = layer.input_layernorm.variance_epsilon
             layer.self_attn.prepare_kernels(eps, workspace)
+        sparse = [x.mlp for x in layers if isinstance(x.mlp, FlintSparseMoeBlock)]
+        if any(block.uses_kernels for block in sparse):
+            counter = make_route_counter(self.model.norm.weight.device)
+            for block in sparse:
+                block.prepare_kernels(counter)
         # A quantized checkpoint has names of its own, and layers that check them.
         if self.quant_config is None:
             self._checkpoint.finish(skip_experts=self._skips_experts)

@@ -100,7 +100,7 @@ def _dequantized_gemm(
     out = x.new_empty((x.shape[0], n), dtype=torch.float32 if fp32_out else x.dtype)
     step = max(1, _TEMPORARY_BYTES // (2 * k * SCALE_ROWS)) * SCALE_ROWS
     blocks = weight_scale.view(-1).view(torch.uint8).view(-(-n // SCALE_ROWS), -1)
-    with _fp32_split_k():
+    with fp32_split_k():
         for start in range(0, n, step):
             rows = slice(start, start + step)
             scales = blocks[start // SCALE_ROWS : -(-(start + step) // SCALE_ROWS)]
@@ -115,7 +115,7 @@ def _dequantized_gemm(
 
 
 @contextmanager
-def _fp32_split_k() -> Iterator[None]:
+def fp32_split_k() -> Iterator[None]:
     """Keep cuBLAS from adding the parts of a split K in BF16."""
     matmul = torch.backends.cuda.matmul
     allowed = matmul.allow_bf16_reduced_precision_reduction

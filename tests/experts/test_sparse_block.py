@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""The sparse block around the kernels: vLLM's loading, and which launches serve what.
+
+The kernels' places are taken by float64 functions of the contract, which read the
+weights as the kernels would.
+"""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+from vllm.models.flint import mlp
+from vllm.models.flint.ops import moe_layer
+from vllm.models.flint.ops.experts import dispatch
+from vllm.models.flint.ops.gemv_weight import GemvWeight
+from vllm.models.flint.ops.moe_layer import FlintBf16DecodeMoE, FlintNvfp4Experts
+
+from contract import ops
+from contract.model import sparse_block
+from contract.numerics import Numerics
+from contract.nvfp4 import Nvfp4Weight, unswizzle_scales
+from support.moe_layers import (
+    PREFIX,
+    load_block,
+    make_block,
+    marlin_on_cpu,
+    one_rank,
+    sparse_weights,
+)
+from tinymodel import SPECS
+from tinymodel.specs import config_json
+
+SPEC = SPECS["tiny"]
+EPS = 1e-6
+CONTRACT = Numerics.CONTRACT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_rank(tmp_path_factory.mktemp("ranks")):
+        yield
+
+
+def expert(weight: torch.Tensor, scale: Any, alpha: Any, index: int) -> ops.Weight:
+    """One expert's matrix, as the kernels' arguments describe it."""
+    if scale is None:
+        return weight[index]
+    rows, width = weight.shape[1:]
+    scales = unswizzle_scales(scale[index], rows, width // 8)
+    return Nvfp4Weight(weight[index], scales, alpha[index].item())
+
+
+class Kernels:
+    """Stand-ins that note their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def gate_up(
+        self, x, ids, w1, w1_sf, alpha, act, wsh, ssh, gssh, sact, pdl=True
+    ) -> None:
+        self.calls.append("gate_up")
+        for pair, index in enumerate(ids.flatten().tolist()):
+            token = x[pair // ids.shape[1]].double()
+            both = ops.accumulate(token, expert(w1, w1_sf, alpha, index))
+            gate, up = both.chunk(2, dim=-1)
+            act[pair] = CONTRACT.bf16(ops.silu(gate) * up)
+        if wsh is not None:
+            gate, up = ops.linear(x.double(), wsh, CONTRACT).chunk(2, dim=-1)
+            sact.copy_(CONTRACT.bf16(ops.silu(gate) * up))
+
+    def down_combine(
+        self, act, ids, tw, w2, w2_sf, alpha2, sact, wsd, ssd, gssd, out, pdl=True
+    ) -> None:
+        self.calls.append("down_combine")
+        y = torch.stack(
+            [
+                ops.linear(a.double(), expert(w2, w2_sf, alpha2, index), CONTRACT)
+                for a, index in zip(act, ids.flatten().tolist(), strict=True)
+            ]
+        )
+        shared = torch.zeros(out.shape, dtype=torch.float64)
+        if wsd is not None:
+            shared = ops.linear(sact.double(), wsd, CONTRACT)
+        y = y.unflatten(0, ids.shape)
+        out.copy_(ops.combine(tw.double(), y, shared, CONTRACT))
+
+    def grouped(self, x, ids, tw, weights, shared_out) -> torch.Tensor:
+        self.calls.append("grouped")
+        act = x.new_empty(ids.numel(), weights.intermediate)
+        out = torch.empty_like(x)
+        first = weights.w1, weights.w1_scale, weights.alpha1
+        second = weights.w2, weights.w2_scale, weights.alpha2
+        mark = len(self.calls)
+        self.gate_up(x, ids, *first, act, None, None, None, None)
+        self.down_combine(act, ids, tw, *second, None, None, None, None, out)
+        del self.calls[mark:]
+        return out if shared_out is None else out + shared_out
+
+    def route(self, x, residual, norm, eps, router, top_k, counter, pdl=True):
+        self.calls.append("route")
+        assert counter is COUNTER
+        normed, total = add_rms_norm(x, residual, norm, eps)
+        logits = torch.nn.functional.linear(normed, router)
+        return normed, total, *topk_sigmoid(logits, top_k)
+
+    def vllms_moe(self, method, layer, x, tw, ids, *rest) -> torch.Tensor:
+        self.calls.append("vllm")
+        weights = moe_layer.FlintMoEWeights(
+            layer.w13_weight.data, None, None, layer.w2_weight.data, None, None
+        )
+        mark = len(self.calls)
+        out = self.grouped(x, ids, tw, weights, None)
+        del self.calls[mark:]
+        return out
+
+    def shared(self, block: mlp.FlintSparseMoeBlock) -> Callable[..., torch.Tensor]:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            self.calls.append("shared")
+            gate, up = block.shared_expert.gate_up_proj.weight.chunk(2)
+            down = block.shared_expert.down_proj.weight
+            return ops.dense_mlp(x.double(), gate, up, down, CONTRACT).bfloat16()
+
+        return forward
+
+
+COUNTER = torch.zeros(1, dtype=torch.int32)
+
+
+def add_rms_norm(x, residual, weight, eps):
+    normed, total = ops.rms_norm(x.double(), weight, eps, CONTRACT, residual.double())
+    return normed.bfloat16(), total.bfloat16()
+
+
+def topk_sigmoid(logits, top_k):
+    weights, ids = ops.select_experts(logits.double(), top_k, CONTRACT)
+    return ids.int(), weights.float()
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    found = Kernels()
+    monkeypatch.setattr(dispatch, "gate_up", found.gate_up)
+    monkeypatch.setattr(dispatch, "down_combine", found.down_combine)
+    monkeypatch.setattr(dispatch, "grouped_experts", found.grouped)
+    monkeypatch.setattr(dispatch, "route", found.route)
+    monkeypatch.setattr(mlp, "add_rms_norm", add_rms_norm)
+    monkeypatch.setattr(mlp, "topk_sigmoid", topk_sigmoid)
+    monkeypatch.setattr(mlp, "why_not_kernels", lambda facts: None)
+    monkeypatch.setattr(
+        moe_layer,
+        "warmup_experts",
+        lambda *a, **more: found.calls.append(("warmup", a, more)),
+    )
+    # A CPU reorders BF16 experts for itself.
+    monkeypatch.setattr(
+        UnquantizedFusedMoEMethod, "process_weights_after_loading", lambda *a: None
+    )
+    monkeypatch.setattr(
+        UnquantizedFusedMoEMethod,
+        "apply",
+        lambda *a: found.vllms_moe(*a),
+    )
+    return found
+
+
+def bf16_weight(layer: torch.nn.Module) -> GemvWeight | str:
+    return GemvWeight.bf16(layer.weight.data)
+
+
+class Layer:
+    """A loaded block, and what the contract says of it."""
+
+    def __init__(self, quantized: bool) -> None:
+        family = "nvfp4" if quantized else "bf16"
+        self.weights = sparse_weights(SPEC, family)
+        with marlin_on_cpu():
+            self.block, self.config = make_block(SPEC, quantized)
+        load_block(self.block, self.weights)
+        experts = self.block.experts.routed_experts
+        experts.quant_method.process_weights_after_loading(experts)
+        norm = torch.linspace(0.5, 1.5, SPEC.hidden_size).bfloat16()
+        self.norm = SimpleNamespace(weight=norm, variance_epsilon=EPS)
+
+    def prepare(self, kernels: Kernels) -> None:
+        self.block.shared_expert.forward = kernels.shared(self.block)
+        self.block.prepare_kernels(COUNTER)
+
+    def check(self, tokens: int) -> None:
+        """Runs it through the operator; the answer is the contract's, bit by bit."""
+        generator = torch.Generator().manual_seed(tokens)
+        x, residual = (
+            torch.randn(tokens, SPEC.hidden_size, generator=generator).bfloat16()
+            for _ in range(2)
+        )
+        normed, total = ops.rms_norm(
+            x.double(), self.norm.weight, EPS, CONTRACT, residual.double()
+        )
+        wanted = sparse_block(self.weights, config_json(SPEC), PREFIX, normed, CONTRACT)
+        with set_forward_context(None, self.config, num_tokens=tokens):
+            out, new_residual = self.block.forward_fused(x, residual, self.norm)
+        assert torch.equal(out.double(), wanted)
+        assert torch.equal(new_residual.double(), total)
+
+
+LL = ["route", "gate_up", "down_combine"]
+DECODE = ["gate_up", "down_combine"]
+SHARED = ["shared"]
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_each_path_gives_the_contracts_answer(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
+    layer = Layer(quantized)
+    layer.prepare(kernels)
+    wanted = FlintNvfp4Experts if quantized else FlintBf16DecodeMoE
+    method = layer.block.experts.routed_experts.quant_method
+    assert type(method) is wanted
+    ((_, (weights, *shared), more),) = kernels.calls
+    assert weights is method.weights
+    assert [w.shape.n for w in shared] == [2 * 64, SPEC.hidden_size]
+    assert more == {"max_tokens": method.max_decode_tokens}
+    most = method.max_decode_tokens
+    large = SHARED + ["grouped" if quantized else "vllm"]
+    for tokens, calls in (
+        (1, LL),
+        (mlp.LL_MOE_MAX_TOKENS, LL),
+        (mlp.LL_MOE_MAX_TOKENS + 1, DECODE),
+        (most, DECODE),
+        (most + 1, large),
+        (most + 40, large),
+    ):
+        kernels.calls.clear()
+        layer.check(tokens)
+        assert kernels.calls == calls
+
+
+def test_shared_expert_on_another_linear_kernel(kernels: Kernels) -> None:
+    """Its layers then serve any count of tokens."""
+    layer = Layer(quantized=True)
+    layer.prepare(kernels)
+    assert len(kernels.calls[0][1]) == 1
+    for tokens, calls in ((1, SHARED + DECODE), (65, [*SHARED, "grouped"])):
+        kernels.calls.clear()
+        layer.check(tokens)
+        assert kernels.calls == calls
+
+
+def test_experts_behind_vllms_router(kernels: Kernels) -> None:
+    """Weights come in FP32 and are rounded, as the contract has it."""
+    layer = Layer(quantized=True)
+    experts = layer.block.experts.routed_experts
+    x = torch.randn(3, SPEC.hidden_size).bfloat16()
+    ids = torch.tensor([[0, 3], [5, 1], [7, 2]])
+    scores = torch.rand(3, 2)
+    method = experts.quant_method
+    assert not method.is_monolithic
+    out = method.apply(experts, x, scores, ids, None, None)
+    rounded = scores.bfloat16().float()
+    wanted = kernels.grouped(x, ids.int(), rounded, method.weights, None)
+    assert torch.equal(out, wanted)
+
+
+def test_one_copy_of_the_weights(kernels: Kernels) -> None:
+    """Codes and BF16 weights are the parameters'; so are the new scales."""
+    experts = Layer(quantized=True).block.experts.routed_experts
+    weights = experts.quant_method.weights
+    for name, tensor in (
+        ("w13_weight", weights.w1),
+        ("w2_weight", weights.w2),
+        ("w13_weight_scale", weights.w1_scale),
+        ("w2_weight_scale", weights.w2_scale),
+        ("w13_weight_scale_2", weights.alpha1),
+        ("w2_weight_scale_2", weights.alpha2),
+    ):
+        assert getattr(experts, name).data_ptr() == tensor.data_ptr()
+    experts = Layer(quantized=False).block.experts.routed_experts
+    weights = experts.quant_method.weights
+    assert experts.w13_weight.data_ptr() == weights.w1.data_ptr()
+    assert experts.w2_weight.data_ptr() == weights.w2.data_ptr()
+
+
+def test_unequal_global_scales_are_named(kernels: Kernels) -> None:
+    layer = Layer(quantized=True)
+    experts = layer.block.experts.routed_experts
+    scale = torch.ones(SPEC.num_experts, 2)
+    scale[3, 1] = 0.5
+    experts.w13_weight_scale_2 = torch.nn.Parameter(scale, requires_grad=False)
+    with pytest.raises(ValueError) as error:
+        experts.quant_method.process_weights_after_loading(experts)
+    assert f"{PREFIX}.experts.3.gate_proj.weight_scale_2 is 1.0" in str(error.value)
+    assert f"{PREFIX}.experts.3.up_proj.weight_scale_2 is 0.5" in str(error.value)
+
+
+def test_left_to_vllm_without_the_kernels(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlp, "why_not_kernels", lambda facts: "of a reason")
+    block, config = make_block(SPEC, quantized=False)
+    assert not block.uses_kernels
+    method = block.experts.routed_experts.quant_method
+    assert type(method) is UnquantizedFusedMoEMethod
+    assert PREFIX not in config.compilation_config.static_forward_context
+    block.prepare_kernels(COUNTER)
+    assert kernels.calls == []
