@@ -13,8 +13,9 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
     UnquantizedMoeBackend,
 )
 from vllm.models.flint import moe_path as path
+from vllm.models.flint.ops import moe_gemv
 
-from support.moe_layers import bf16_experts, nvfp4_experts, one_rank
+from support.moe_layers import WIDTH, bf16_experts, nvfp4_experts, one_rank
 
 FACTS = path.MoEFacts(
     requested=True,
@@ -53,6 +54,7 @@ def test_served(capability: int, kernel: str) -> None:
         ({"spread": "expert parallelism"}, "expert parallelism spreads"),
         ({"microbatches": True}, "microbatches"),
         ({"reports_routing": True}, "which experts"),
+        ({"shape": "64 is no multiple of 128"}, "64 is no multiple"),
         ({"padded": True}, "rounded up the size of NVFP4 experts"),
     ],
 )
@@ -118,6 +120,15 @@ def test_other_methods_are_named() -> None:
     experts = bf16_experts()
     experts.quant_method.__class__ = type("Other", (type(experts.quant_method),), {})
     assert facts_with(experts).weights == "experts of Other"
+
+
+@pytest.mark.parametrize("make", [nvfp4_experts, bf16_experts])
+def test_sizes_are_asked_for_before_loading(
+    monkeypatch: pytest.MonkeyPatch, make
+) -> None:
+    """The kernels' own check sees vLLM's parameters."""
+    monkeypatch.setattr(moe_gemv, "decode_form", lambda: "mul")
+    assert f"{WIDTH} rows is no multiple of 128" in path._why_no_shape(make())
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ class Kernels:
     """Stand-ins that note their calls."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.calls: list[Any] = []
+        self.shared_reason: str | None = None
 
     def gate_up(
         self, x, ids, w1, w1_sf, alpha, act, wsh, ssh, gssh, sact, pdl=True
@@ -157,8 +158,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     monkeypatch.setattr(
         moe_layer,
         "warmup_experts",
-        lambda *a, **more: found.calls.append(("warmup", a, more)),
+        lambda *a: found.calls.append(("warmup", a)),
     )
+    # The tiny model is narrower than the kernels take.
+    monkeypatch.setattr(mlp, "why_not", lambda *a: found.shared_reason)
     # A CPU reorders BF16 experts for itself.
     monkeypatch.setattr(
         UnquantizedFusedMoEMethod, "process_weights_after_loading", lambda *a: None
@@ -225,10 +228,10 @@ def test_each_path_gives_the_contracts_answer(
     wanted = FlintNvfp4Experts if quantized else FlintBf16DecodeMoE
     method = layer.block.experts.routed_experts.quant_method
     assert type(method) is wanted
-    ((_, (weights, *shared), more),) = kernels.calls
+    ((_, (weights, up, down, *rest)),) = kernels.calls
     assert weights is method.weights
-    assert [w.shape.n for w in shared] == [2 * 64, SPEC.hidden_size]
-    assert more == {"max_tokens": method.max_decode_tokens}
+    assert (up.shape.n, down.shape.n) == (2 * 64, SPEC.hidden_size)
+    assert rest == [SPEC.num_experts_per_tok, method.max_decode_tokens]
     most = method.max_decode_tokens
     large = SHARED + ["grouped" if quantized else "vllm"]
     for tokens, calls in (
@@ -244,11 +247,17 @@ def test_each_path_gives_the_contracts_answer(
         assert kernels.calls == calls
 
 
-def test_shared_expert_on_another_linear_kernel(kernels: Kernels) -> None:
+@pytest.mark.parametrize("reason", ["its linear kernel", "its shape"])
+def test_shared_expert_apart(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
     """Its layers then serve any count of tokens."""
+    if reason == "its shape":
+        monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
+        kernels.shared_reason = reason
     layer = Layer(quantized=True)
     layer.prepare(kernels)
-    assert len(kernels.calls[0][1]) == 1
+    assert kernels.calls[0][1][1:3] == (None, None)
     for tokens, calls in ((1, SHARED + DECODE), (65, [*SHARED, "grouped"])):
         kernels.calls.clear()
         layer.check(tokens)

@@ -60,9 +60,12 @@ def marlin_on_cpu() -> Any:
     )
 
 
-def nvfp4_config(algorithm: str = "W4A16_NVFP4") -> modelopt.ModelOptNvFp4Config:
-    """NVFP4 experts beside BF16 linears."""
-    return modelopt.ModelOptNvFp4Config(algorithm, True, None, ["*shared_expert*"])
+def nvfp4_config(
+    algorithm: str = "W4A16_NVFP4", plain_shared: bool = True
+) -> modelopt.ModelOptNvFp4Config:
+    """NVFP4 experts; the shared one is BF16 where it is `plain_shared`."""
+    plain = ["*shared_expert*"] if plain_shared else []
+    return modelopt.ModelOptNvFp4Config(algorithm, True, None, plain)
 
 
 def nvfp4_experts(algorithm: str = "W4A16_NVFP4") -> RoutedExperts:
@@ -94,49 +97,63 @@ def _experts(quant_config: Any) -> RoutedExperts:
     return runner.routed_experts
 
 
-def sparse_weights(spec: TinySpec, family: str) -> dict[str, Weight]:
+def sparse_weights(
+    spec: TinySpec, family: str, plain_shared: bool = True
+) -> dict[str, Weight]:
     """The contract's weights of the sparse block at `PREFIX`.
 
-    The shared expert's and the router's are BF16, which holds them exactly.
+    Args:
+        spec: The model.
+        family: "bf16", or "nvfp4", whose values BF16 holds exactly.
+        plain_shared: Whether the shared expert's come in BF16 anyway.
     """
     weights = tiny_weights(spec, 0, family, f"{PREFIX}.")
     for name, weight in weights.items():
-        if isinstance(weight, Nvfp4Weight) and ".experts." not in name:
-            values = dequantize(weight.weight, weight.weight_scale)
-            weights[name] = (values * weight.global_scale).bfloat16()
+        if plain_shared and ".experts." not in name:
+            weights[name] = plain(weight).bfloat16()
     return weights
+
+
+def plain(weight: Weight) -> torch.Tensor:
+    """A weight's values, with the global scale: float64 where it is quantized."""
+    if isinstance(weight, Nvfp4Weight):
+        return dequantize(weight.weight, weight.weight_scale) * weight.global_scale
+    return weight
 
 
 def load_block(block: FlintSparseMoeBlock, weights: dict[str, Weight]) -> None:
     """Loads `sparse_weights` by vLLM's own loaders."""
-    plain: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         name = name.removeprefix(f"{PREFIX}.")
         if isinstance(weight, Nvfp4Weight):
             module = name.removesuffix(".weight")
-            plain[name] = weight.weight
-            plain[f"{module}.weight_scale"] = weight.weight_scale.view(
+            tensors[name] = weight.weight
+            tensors[f"{module}.weight_scale"] = weight.weight_scale.view(
                 torch.float8_e4m3fn
             )
-            plain[f"{module}.weight_scale_2"] = torch.tensor(weight.global_scale)
+            tensors[f"{module}.weight_scale_2"] = torch.tensor(weight.global_scale)
         else:
-            plain[name] = weight.bfloat16()
+            tensors[name] = weight.bfloat16()
     mapper = WeightsMapper(
         orig_to_new_stacked={
             "shared_expert.gate_proj": ("shared_expert.gate_up_proj", 0),
             "shared_expert.up_proj": ("shared_expert.gate_up_proj", 1),
         }
     )
-    loaded = AutoWeightsLoader(block).load_weights(plain.items(), mapper=mapper)
+    loaded = AutoWeightsLoader(block).load_weights(tensors.items(), mapper=mapper)
     assert loaded == {name for name, _ in block.named_parameters()} - _UNUSED
 
 
-def make_block(spec: TinySpec, quantized: bool) -> tuple[FlintSparseMoeBlock, Any]:
-    """A block that is to use the kernels, and its engine's config.
+def make_block(
+    spec: TinySpec, quantized: bool, plain_shared: bool = True
+) -> tuple[FlintSparseMoeBlock, Any]:
+    """A block of an engine that asks for the kernels, and that engine's config.
 
     Args:
         spec: The model.
         quantized: Whether the experts are NVFP4; all else is BF16.
+        plain_shared: Whether the shared expert is BF16 anyway.
     """
     config = VllmConfig(additional_config={"flint_kernels": True})
     given = SimpleNamespace(
@@ -144,7 +161,7 @@ def make_block(spec: TinySpec, quantized: bool) -> tuple[FlintSparseMoeBlock, An
             hf_text_config=SimpleNamespace(**config_json(spec))
         ),
         parallel_config=config.parallel_config,
-        quant_config=nvfp4_config() if quantized else None,
+        quant_config=nvfp4_config(plain_shared=plain_shared) if quantized else None,
         compilation_config=config.compilation_config,
     )
     default = torch.get_default_dtype()

@@ -39,6 +39,7 @@ from .ops.moe import (
     ll_weights_from_layers,
     topk_sigmoid,
 )
+from .ops.moe_gemv import why_not
 from .ops.moe_layer import FlintExperts, install_flint_experts
 from .ops.norm import add_rms_norm
 
@@ -165,18 +166,26 @@ class FlintSparseMoeBlock(nn.Module):
         if not self.uses_kernels:
             return
         self._counter = counter
-        shared = self.shared_expert
-        fused = ll_weights_from_layers(
-            self.gate, self._method.weights, shared.gate_up_proj, shared.down_proj
-        )
-        if isinstance(fused, LLMoEWeights):
-            self._fused = fused
-        else:
+        reason = self._fuse_shared_expert()
+        if reason is not None:
             logger.info_once(
                 "Flint's expert kernels leave the shared expert to its layers: %s",
-                fused,
+                reason,
             )
-        self._method.warmup(self._fused)
+        self._method.warmup(self._fused, self.top_k)
+
+    def _fuse_shared_expert(self) -> str | None:
+        """Let the shared expert join the routed ones' launches, or say why not."""
+        shared, experts = self.shared_expert, self._method.weights
+        fused = ll_weights_from_layers(
+            self.gate, experts, shared.gate_up_proj, shared.down_proj
+        )
+        if isinstance(fused, str):
+            return fused
+        reason = why_not(experts, fused.shared_gate_up, fused.shared_down, self.top_k)
+        if reason is None:
+            self._fused = fused
+        return reason
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape."""

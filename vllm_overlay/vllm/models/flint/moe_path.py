@@ -7,6 +7,8 @@ selected does.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedM
 from vllm.platforms import current_platform
 
 from .ops.gemv.variants import missing_compiler
+from .ops.moe_gemv import why_not
 from .opt_in import HOW_TO_ASK, kernels_requested
 
 # Names in VLLM_DISABLED_KERNELS.
@@ -48,7 +51,8 @@ class MoEFacts:
         moe_backend: what ``--moe-backend`` asks for.
         scores: how the router scores experts.
         renormalized: whether a token's weights are made to add up to one.
-        padded: whether vLLM rounded the experts' sizes up.
+        shape: why the kernels cannot compute with the experts' sizes, or None.
+        padded: whether vLLM rounded these sizes up.
         spread: what spreads a layer's tokens or experts over ranks, where it is not
             plain tensor parallelism; None elsewhere.
         microbatches: whether two batches run at the same time.
@@ -67,6 +71,7 @@ class MoEFacts:
     moe_backend: str
     scores: str
     renormalized: bool
+    shape: str | None = None
     padded: bool = False
     spread: str | None = None
     microbatches: bool = False
@@ -98,6 +103,7 @@ def facts_of(experts: RoutedExperts) -> MoEFacts:
         moe_backend=moe.moe_backend,
         scores=experts.scoring_func,
         renormalized=experts.renormalize,
+        shape=_why_no_shape(experts) if capability and kernel else None,
         padded=_is_padded(experts),
         spread=_spread(experts),
         microbatches=vllm_config.parallel_config.use_ubatching,
@@ -137,7 +143,7 @@ def why_not_kernels(facts: MoEFacts) -> str | None:
         return "they do not report which experts a token took"
     if facts.padded:
         return f"vLLM's backend rounded up the size of {facts.weights}"
-    return None
+    return facts.shape
 
 
 def _kernel_for(experts: RoutedExperts) -> tuple[str | None, str]:
@@ -153,6 +159,12 @@ def _kernel_for(experts: RoutedExperts) -> tuple[str | None, str]:
     if backend in _ROW_MAJOR_BACKENDS:
         return BF16_EXPERTS, "unquantized experts"
     return None, f"unquantized experts in the order of {backend.value}"
+
+
+def _why_no_shape(experts: RoutedExperts) -> str | None:
+    """Ask before the weights are loaded: their sizes are all that matters."""
+    sizes: Any = SimpleNamespace(w1=experts.w13_weight, w2=experts.w2_weight)
+    return why_not(sizes, None, None, experts.top_k)
 
 
 def _is_padded(experts: RoutedExperts) -> bool:

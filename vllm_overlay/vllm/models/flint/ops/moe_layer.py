@@ -51,15 +51,21 @@ class FlintExperts(ABC):
     weights: FlintMoEWeights
     max_decode_tokens: int
 
-    def warmup(self, fused: LLMoEWeights | None) -> None:
+    def warmup(self, fused: LLMoEWeights | None, top_k: int) -> None:
         """Compile what may be launched.
 
         Args:
             fused: the layer's weights, where its shared expert joins the launches.
+            top_k: experts of a token.
 
         """
-        shared = () if fused is None else (fused.shared_gate_up, fused.shared_down)
-        warmup_experts(self.weights, *shared, max_tokens=self.max_decode_tokens)
+        warmup_experts(
+            self.weights,
+            None if fused is None else fused.shared_gate_up,
+            None if fused is None else fused.shared_down,
+            top_k,
+            self.max_decode_tokens,
+        )
 
     @abstractmethod
     def decode(
