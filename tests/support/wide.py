@@ -6,9 +6,17 @@ Only machines with a GPU run it: each of its checkpoints takes a minute to write
 """
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from contract.model import reference_forward
+from contract.numerics import Numerics
 from enginebench.models import FLINT
-from tinymodel.specs import FULL, SLIDING
+from support.engine import Answer
+from tinymodel.specs import FULL, SLIDING, config_json
 
 WIDE = replace(
     FLINT,
@@ -19,3 +27,24 @@ WIDE = replace(
     max_position_embeddings=4096,
     sink_range=(3.0, 9.0),
 )
+
+
+def wide_errors(
+    answers: list[Answer], prompts: list[list[int]], weights: Path
+) -> np.ndarray:
+    """What each token's log-probability is off by, prompts and new tokens.
+
+    Args:
+        weights: The dequantized checkpoint, which BF16 holds exactly.
+    """
+    tensors = load_file(weights / "model.safetensors", "cuda")
+    found = []
+    for answer, prompt in zip(answers, prompts, strict=True):
+        ids = prompt + answer.token_ids
+        with torch.device("cuda"):
+            logits = reference_forward(tensors, config_json(WIDE), ids, Numerics.EXACT)
+            following = torch.tensor(ids[1:])[:, None]
+        exact = logits.log_softmax(-1)[:-1].gather(1, following)[:, 0].cpu().numpy()
+        got = np.append(answer.next_token_logprobs(prompt), answer.logprobs)
+        found.append(got - exact)
+    return np.concatenate(found)
