@@ -264,6 +264,24 @@ def test_shared_expert_apart(
         assert kernels.calls == calls
 
 
+def test_torch_compile_sees_one_operator(kernels: Kernels) -> None:
+    """Without a break, with outputs of the described shape and type."""
+    layer = Layer(quantized=True)
+    layer.prepare(kernels)
+    tokens = 3
+    given = [torch.randn(tokens, SPEC.hidden_size).bfloat16() for _ in range(2)]
+    compiled = torch.compile(
+        lambda *rows: layer.block.forward_fused(*rows, layer.norm),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    with set_forward_context(None, layer.config, num_tokens=tokens):
+        wanted = layer.block.forward_fused(*given, layer.norm)
+        found = compiled(*given)
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_experts_behind_vllms_router(kernels: Kernels) -> None:
     """Weights come in FP32 and are rounded, as the contract has it."""
     layer = Layer(quantized=True)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.shared_experts import SharedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
@@ -125,6 +126,10 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
     def is_monolithic(self) -> bool:
         """Never: vLLM's router selects the experts."""
         return False
+
+    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig:
+        """Say that activations stay as they are; no kernel of vLLM's asks for more."""
+        return FusedMoEQuantConfig.make()
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Swizzle the block scales; codes stay where they are.
