@@ -138,7 +138,7 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
             ValueError: an expert's gate and up differ in their global scale.
 
         """
-        scale_2 = layer.w13_weight_scale_2
+        scale_2 = layer.w13_weight_scale_2.data
         _check_global_scales(layer.layer_name, scale_2)
         self.weights = FlintMoEWeights.from_modelopt(
             layer.w13_weight.data,
@@ -193,7 +193,6 @@ FlintNvfp4Experts = FlintModelOptNvfp4Experts
 class FlintBf16DecodeMoE(FlintExperts, UnquantizedFusedMoEMethod):
     """BF16 experts on Flint's kernels for a few tokens, on vLLM's MoE for more."""
 
-    supports_pre_processed_weights = False
     max_decode_tokens = BF16_DECODE_MAX_TOKENS
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
