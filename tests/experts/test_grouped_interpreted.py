@@ -19,7 +19,7 @@ from vllm.models.flint.ops.experts.grouped_config import (
 from vllm.models.flint.ops.experts.weights import FlintMoEWeights
 
 from contract.nvfp4 import NAN_SCALE_BYTES, dequantize, pack_codes, swizzle_scales
-from support.grouped import Experts, align
+from support.grouped import Experts, check_groups
 from support.interpreted import load_interpreted
 
 PACKAGE = package.__name__
@@ -28,10 +28,9 @@ SMALL = GroupedConfig(16, GemmConfig(128, 128, 4, 3), GemmConfig(64, 64, 4, 3))
 
 @pytest.fixture
 def grouped(monkeypatch: pytest.MonkeyPatch):
-    for name in ("grouped_kernel", "grouped"):
+    for name in ("grouped_chain", "align", "grouped_kernel", "grouped"):
         module = load_interpreted(monkeypatch, f"{PACKAGE}.{name}")
         monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", module)
-    monkeypatch.setattr(module, "moe_align_block_size", align)
     monkeypatch.setattr(grouped_config, "current_gpu", lambda: Gpu((9, 0), 132))
     return module
 
@@ -71,6 +70,15 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return made.fill_(float("nan") if made.is_floating_point() else 0xFF)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+
+
+@pytest.mark.parametrize(("count", "experts"), [(1, 5), (32, 1), (200, 7), (2500, 12)])
+def test_grouping(grouped, count: int, experts: int) -> None:
+    """Also of more pairs than are read at once, and experts without any."""
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(0, experts, (count, 2), generator=generator).int()
+    ids[ids == 3] = 2
+    check_groups(grouped.group_pairs(ids, 16, experts), ids, experts)
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
@@ -139,10 +147,10 @@ def test_every_code_and_scale_is_exact(grouped) -> None:
     operands = codes[None], swizzle_scales(scales)[None], torch.ones(1)
     x = torch.eye(64).bfloat16()
     permuted = grouped.permute(x)
-    groups = align(torch.zeros(64, 1), 16, 1)
+    groups = grouped.group_pairs(torch.zeros(64, 1, dtype=torch.int32), 16, 1)
     y = torch.empty(64, 128, dtype=torch.bfloat16)
     config = GemmConfig(128, 64, 4, 3)
-    grouped.launch_gemm(permuted, operands, y, groups, 1, 16, config)
+    grouped.launch_gemm(permuted, operands, y, groups, 1, config)
     assert torch.equal(y.double().T, dequantize(codes, scales))
 
 
@@ -163,8 +171,8 @@ def test_candidates(block_t: int) -> None:
 def test_warms_up_what_it_may_pick(grouped, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def launch(x, operands, out, groups, share, block_t, config, pdl) -> None:
-        seen.append((block_t, config))
+    def launch(x, operands, out, groups, share, config, pdl) -> None:
+        seen.append((groups.block_t, config))
 
     monkeypatch.setattr(grouped, "launch_gemm", launch)
     grouped.warmup_grouped(draw_experts().weights, 2, shared=True)

@@ -6,14 +6,11 @@ import functools
 
 import pytest
 import torch
-from vllm.model_executor.layers.fused_moe.moe_align_block_size import (
-    moe_align_block_size,
-)
 from vllm.models.flint.ops.experts import grouped
 from vllm.models.flint.ops.experts.grouped_config import GroupedConfig, picked_configs
 
 from contract.nvfp4 import NAN_SCALE_BYTES, dequantize, pack_codes, swizzle_scales
-from support.grouped import Experts
+from support.grouped import Experts, check_groups
 
 DEVICE = "cuda"
 EXPERTS, TOP_K, HIDDEN = 256, 6, 2048
@@ -83,6 +80,13 @@ class Tokens:
             self.x[some], self.ids[some], self.tw[some], more
         )
         bounds.check(out[some])
+
+
+@each_config
+@pytest.mark.parametrize("count", [1, 100, 1365, 16384])
+def test_grouping(config: GroupedConfig, count: int) -> None:
+    ids = Tokens(count, seed=9).ids
+    check_groups(grouped.group_pairs(ids, config.block_t, EXPERTS), ids, EXPERTS)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -162,10 +166,10 @@ def test_every_code_and_scale_is_exact(config: GroupedConfig) -> None:
     x = torch.eye(k, device=DEVICE).bfloat16()
     permuted = grouped.permute(x)
     ids = torch.full((k, 1), expert, dtype=torch.int32, device=DEVICE)
-    groups = moe_align_block_size(ids, config.block_t, 3)
+    groups = grouped.group_pairs(ids, config.block_t, 3)
     y = torch.full((k, n), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     operands = weight, swizzled, torch.tensor([9.0, 1.0, 9.0], device=DEVICE)
-    grouped.launch_gemm(permuted, operands, y, groups, 1, config.block_t, config.down)
+    grouped.launch_gemm(permuted, operands, y, groups, 1, config.down)
     wanted = dequantize(codes.cpu(), scales.cpu())
     assert torch.equal(y.double().T.cpu(), wanted)
 

@@ -5,6 +5,7 @@
 from dataclasses import dataclass
 
 import torch
+from vllm.models.flint.ops.experts.align import Groups
 from vllm.models.flint.ops.experts.weights import FlintMoEWeights
 
 from contract.nvfp4 import E2M1, E4M3, GROUP, unpack_codes
@@ -113,22 +114,17 @@ class Experts:
         return Bounds(total.low + shared, total.high + shared).rounded()
 
 
-def align(
-    ids: torch.Tensor, block_size: int, num_experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What vLLM's `moe_align_block_size` gives, the rest of its memory poisoned."""
-    flat = ids.flatten().long()
-    pairs = flat.numel()
-    most = min(pairs * block_size, pairs + num_experts * (block_size - 1))
-    order = torch.full((most,), -(2**30), dtype=torch.int32)
-    tiles = torch.full((-(-most // block_size),), 2**30, dtype=torch.int32)
-    used = 0
+def check_groups(groups: Groups, ids: torch.Tensor, num_experts: int) -> None:
+    """Asserts that each pair lies in one tile of its own expert, in order."""
+    flat, block_t = ids.flatten(), groups.block_t
+    tiles = groups.pairs.view(-1, block_t)
+    assert groups.tile_experts.shape == (tiles.shape[0],)
+    used = groups.tile_experts.tolist()
+    assert all(-1 <= expert < num_experts for expert in used)
+    assert [e for e in used if e >= 0] == sorted(e for e in used if e >= 0)
     for expert in range(num_experts):
-        own = (flat == expert).nonzero().flatten().int()
-        count = -(-own.numel() // block_size)
-        place = used * block_size
-        order[place : place + count * block_size] = pairs
-        order[place : place + own.numel()] = own
-        tiles[used : used + count] = expert
-        used += count
-    return order, tiles, torch.tensor([used * block_size], dtype=torch.int32)
+        own = (flat == expert).nonzero().flatten()
+        found = tiles[groups.tile_experts == expert].flatten().long()
+        count = -(-own.numel() // block_t) * block_t
+        padding = own.new_full((count - own.numel(),), flat.numel())
+        assert torch.equal(found, torch.cat((own, padding)))

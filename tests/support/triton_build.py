@@ -19,7 +19,6 @@ _POINTERS = {
     "out": "*bf16",
     "pairs": "*i32",
     "tile_experts": "*i32",
-    "padded_pairs": "*i32",
 }
 
 

@@ -5,18 +5,16 @@
 Pairs of a token and an expert are grouped by expert, so that each weight is read and
 decoded once for up to ``block_t`` of them. With few tokens an expert's pairs are few,
 and the launches here (grouping, permutation, two GEMMs, sum) are what costs: then
-``moe_gemv`` is the faster form. The order of pairs within an expert may differ from
-run to run; results may not, since each pair has a column of the MMA of its own.
+``moe_gemv`` is the faster form. Each pair has a column of the MMA of its own, and its sum
+one order, so two runs give the same bits.
 """
 
 import torch
 
-from vllm.model_executor.layers.fused_moe.moe_align_block_size import (
-    moe_align_block_size,
-)
 from vllm.triton_utils import triton
 
-from ..device import current_gpu
+from .align import Groups, group_pairs
+from .grouped_chain import chained
 from .grouped_config import GemmConfig, GroupedConfig, pick_config, picked_configs
 from .grouped_kernel import combine_pairs, grouped_gemm, permute_rows
 from .weights import FlintMoEWeights
@@ -71,17 +69,14 @@ def grouped_experts(
     pairs = tokens * top_k
     if config is None:
         config = pick_config(pairs, weights.num_experts)
-    groups = moe_align_block_size(ids, config.block_t, weights.num_experts)
-
+    groups = group_pairs(ids, config.block_t, weights.num_experts, pdl)
     permuted = permute(x, pdl)
     act = x.new_empty((pairs, weights.intermediate))
     operands = weights.w1, weights.w1_scale, weights.alpha1
-    launch_gemm(
-        permuted, operands, act, groups, top_k, config.block_t, config.gate_up, pdl
-    )
+    launch_gemm(permuted, operands, act, groups, top_k, config.gate_up, pdl)
     y = x.new_empty((pairs, weights.hidden))
     operands = weights.w2, weights.w2_scale, weights.alpha2
-    launch_gemm(act, operands, y, groups, 1, config.block_t, config.down, pdl)
+    launch_gemm(act, operands, y, groups, 1, config.down, pdl)
     combine_pairs[(tokens, triton.cdiv(weights.hidden, _COMBINE_BLOCK))](
         y,
         tw,
@@ -93,7 +88,7 @@ def grouped_experts(
         SHARED=shared_out is not None,
         BLOCK=_COMBINE_BLOCK,
         num_warps=4,
-        **_chained(x, pdl),
+        **chained(x, pdl),
     )
     return out
 
@@ -119,7 +114,7 @@ def permute(x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     out = x.new_empty((rows, k))
     block = triton.next_power_of_2(k)
     permute_rows[(rows,)](
-        x, out, x.stride(0), K=k, BLOCK=block, num_warps=4, **_chained(x, pdl)
+        x, out, x.stride(0), K=k, BLOCK=block, num_warps=4, **chained(x, pdl)
     )
     return out
 
@@ -128,9 +123,8 @@ def launch_gemm(
     x: torch.Tensor,
     operands: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
     out: torch.Tensor,
-    groups: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    groups: Groups,
     share: int,
-    block_t: int,
     config: GemmConfig,
     pdl: bool = False,
 ) -> None:
@@ -140,28 +134,26 @@ def launch_gemm(
         x: BF16 [pairs / share, K], contiguous and permuted.
         operands: uint8 [E, N, K / 2], its block scales and global scales.
         out: BF16 [pairs, N]; or [pairs, N / 2], which takes silu(gate) * up, permuted.
-        groups: what ``moe_align_block_size`` returns for ``block_t``.
+        groups: the pairs by expert.
         share: pairs that read one row of ``x``.
-        block_t: rows of one expert in a tile.
         config: the other tile sizes.
         pdl: start while the kernel before drains.
 
     """
     weight, weight_scale, alpha = operands
     rows, k = weight.shape[1], 2 * weight.shape[2]
-    pairs, tile_experts, padded_pairs = groups
+    tiles = groups.tile_experts.shape[0]
     block_k = config.block_k
     while k % block_k:
         block_k //= 2
-    grouped_gemm[(tile_experts.shape[0] * (rows // config.block_n),)](
+    grouped_gemm[(tiles * (rows // config.block_n),)](
         x,
         weight.view(torch.int64),
         weight_scale,
         alpha,
         out,
-        pairs,
-        tile_experts,
-        padded_pairs,
+        groups.pairs,
+        groups.tile_experts,
         out.shape[0],
         N=out.shape[1],
         K=k,
@@ -169,19 +161,12 @@ def launch_gemm(
         GATED=out.shape[1] < rows,
         PACKED=x.is_cuda,
         BLOCK_N=config.block_n,
-        BLOCK_T=block_t,
+        BLOCK_T=groups.block_t,
         BLOCK_K=block_k,
         num_warps=config.warps,
         num_stages=config.stages,
-        **_chained(x, pdl),
+        **chained(x, pdl),
     )
-
-
-def _chained(x: torch.Tensor, pdl: bool) -> dict[str, bool]:
-    """Arguments of a launch that may start early; SM90 is the first that can."""
-    if pdl and x.is_cuda and current_gpu().capability >= (9, 0):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
 
 
 def _check(

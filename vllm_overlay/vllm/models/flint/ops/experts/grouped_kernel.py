@@ -22,6 +22,8 @@ goes into the global scale.
 
 from vllm.triton_utils import tl, triton
 
+from .grouped_chain import chain
+
 # In both halves of a word: what a code becomes (0x81C081C0), and where codes lie.
 _CODE_BITS = tl.constexpr(-0x7E3F7E40)
 _EVEN_CODE = tl.constexpr(0x000F000F)
@@ -118,19 +120,11 @@ def _column(place):
 
 
 @triton.jit
-def _chain(PDL: tl.constexpr):
-    """Waits for the kernel before, and lets the next one start and wait."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
 def permute_rows(
     x, out, stride, K: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Copies one row of x into the order in which codes are decoded."""
-    _chain(PDL)
+    chain(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * stride + column, mask=column < K)
@@ -148,7 +142,6 @@ def grouped_gemm(
     out,
     pairs,
     tile_experts,
-    padded_pairs,
     num_pairs,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -168,28 +161,27 @@ def grouped_gemm(
         weight_scale: uint8 [E, rows * K / 16], 128x4-swizzled.
         alpha: FP32 [E].
         out: BF16 [num_pairs, N]: the products, or silu(gate) * up, permuted.
-        pairs: int32, pairs by expert; num_pairs or more where a tile is padded.
-        tile_experts: int32, the expert of each tile of BLOCK_T.
-        padded_pairs: int32 [1], how many of ``pairs`` there are.
+        pairs: int32, pairs by expert; num_pairs where a tile is padded.
+        tile_experts: int32, the expert of each tile of BLOCK_T; -1 for none.
         num_pairs: tokens times experts a token.
         N: width of ``out``, a multiple of BLOCK_N, of half of it where ``GATED``.
         K: width of ``x``, a multiple of BLOCK_K.
         SHARE: how many pairs read one row of ``x``.
         GATED: rows are [gate | up].
         PACKED: see ``_multiply_pairs``.
-        PDL: see ``_chain``.
+        PDL: see ``chain``.
         BLOCK_N: weight rows of a tile, 64 or 128.
         BLOCK_T: pairs of a tile.
         BLOCK_K: columns of a step, at least 64.
 
     """
-    _chain(PDL)
+    chain(PDL)
     ROWS: tl.constexpr = 2 * N if GATED else N
     tile = tl.program_id(0) // (ROWS // BLOCK_N)
     row_tile = tl.program_id(0) % (ROWS // BLOCK_N)
-    if tile * BLOCK_T >= tl.load(padded_pairs):
-        return
     expert = tl.load(tile_experts + tile).to(tl.int64)
+    if expert < 0:
+        return
     pair = tl.load(pairs + tile * BLOCK_T + tl.arange(0, BLOCK_T))
     inside = (pair < num_pairs)[None, :]
 
@@ -252,11 +244,11 @@ def combine_pairs(
         shared_stride: elements between rows of ``shared``.
         TOP_K: experts of a token.
         SHARED: whether there is a shared expert.
-        PDL: see ``_chain``.
+        PDL: see ``chain``.
         BLOCK: columns of a program.
 
     """
-    _chain(PDL)
+    chain(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
