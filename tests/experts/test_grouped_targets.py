@@ -19,8 +19,18 @@ SHARED = {90: 227, 100: 227, 103: 227, 120: 99, 80: 163}
 BUILT = [
     (capability, f"{name}-{config.block_t}")
     for capability in SHARED
-    for name in triton_build.WIDTHS
+    for name in ("gate-up", "down")
     for config in picked_configs(divmod(capability, 10))
+]
+
+AROUND = [
+    (capability, name)
+    for capability in SHARED
+    for name in (
+        "permute",
+        "combine",
+        *(f"group-{c.block_t}" for c in picked_configs(divmod(capability, 10))),
+    )
 ]
 
 
@@ -60,3 +70,13 @@ def test_compiles_for_target(
     stores = [m.start() for m in re.finditer(r"\bSTS\b", sass)]
     last = max(m.start() for m in re.finditer(r"\bHGMMA\b", sass))
     assert all(place > last for place in stores)
+
+
+@pytest.mark.parametrize(("capability", "name"), AROUND)
+def test_kernels_around_it(built: dict[int, Path], capability: int, name: str) -> None:
+    path = built[capability] / name
+    sass_without_spills(path.with_suffix(".cubin"))
+    assert int(path.with_suffix(".shared").read_text()) <= 1024 * SHARED[capability]
+    assert ("griddepcontrol" in path.with_suffix(".ptx").read_text()) == (
+        capability >= 90
+    )

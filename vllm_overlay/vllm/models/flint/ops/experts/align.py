@@ -82,6 +82,12 @@ def _group_kernel(
         )
 
 
+def read_at_once(block_t: int) -> dict[str, int]:
+    """Arguments of a launch; few rows an expert come with few pairs to read."""
+    block = 64 * block_t
+    return {"BLOCK": block, "num_warps": max(4, block // 512)}
+
+
 def group_pairs(
     ids: torch.Tensor, block_t: int, num_experts: int, pdl: bool = False
 ) -> Groups:
@@ -101,8 +107,6 @@ def group_pairs(
     tiles = num_pairs // block_t + num_experts
     pairs = ids.new_empty(tiles * block_t)
     tile_experts = ids.new_empty(tiles)
-    # Few rows an expert come with few pairs.
-    block = 64 * block_t
     _group_kernel[(num_experts,)](
         ids,
         pairs,
@@ -110,8 +114,7 @@ def group_pairs(
         num_pairs,
         tiles,
         BLOCK_T=block_t,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
+        **read_at_once(block_t),
         **chained(ids, pdl),
     )
     return Groups(pairs, tile_experts, block_t)

@@ -5,8 +5,8 @@
 Pairs of a token and an expert are grouped by expert, so that each weight is read and
 decoded once for up to ``block_t`` of them. With few tokens an expert's pairs are few,
 and the launches here (grouping, permutation, two GEMMs, sum) are what costs: then
-``moe_gemv`` is the faster form. Each pair has a column of the MMA of its own, and its sum
-one order, so two runs give the same bits.
+``moe_gemv`` is the faster form. Each pair has a column of the MMA of its own, and its
+sum one order, so two runs give the same bits.
 """
 
 import torch
