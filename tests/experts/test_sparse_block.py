@@ -160,6 +160,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
         "warmup_experts",
         lambda *a: found.calls.append(("warmup", a)),
     )
+    monkeypatch.setattr(moe_layer, "warmup_grouped", lambda *a, **more: None)
     # The tiny model is narrower than the kernels take.
     monkeypatch.setattr(mlp, "why_not", lambda *a: found.shared_reason)
     # A CPU reorders BF16 experts for itself.

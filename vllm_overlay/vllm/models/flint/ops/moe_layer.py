@@ -27,6 +27,7 @@ from .experts.dispatch import (
     flint_moe,
     flint_moe_bf16_decode,
 )
+from .experts.grouped import warmup_grouped
 from .experts.weights import FlintMoEWeights, LLMoEWeights
 from .moe_gemv import warmup_experts
 
@@ -121,6 +122,11 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
 
     supports_pre_processed_weights = False
     max_decode_tokens = DECODE_MAX_TOKENS
+
+    def warmup(self, fused: LLMoEWeights | None, top_k: int) -> None:
+        """Compile what any count of tokens may launch; see ``FlintExperts.warmup``."""
+        super().warmup(fused, top_k)
+        warmup_grouped(self.weights, top_k, shared=True)
 
     @property
     def is_monolithic(self) -> bool:
