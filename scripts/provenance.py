@@ -22,7 +22,8 @@ def machine() -> dict[str, str]:
 
     found = {
         "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        # torch's own type of string does not travel between an engine's processes.
+        "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
     }
     for name in _PACKAGES:

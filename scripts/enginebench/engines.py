@@ -21,15 +21,16 @@ class Engine:
     env: dict[str, str] = field(default_factory=dict)
 
 
+_OFF = {"additional_config": {"flint_kernels": False}}
 # Marlin and Humming run on vLLM's stock layers; torch.compile is on in every engine.
 ENGINES = {
     "flint": Engine("Flint's kernels", {"additional_config": {"flint_kernels": True}}),
-    "off": Engine("kernels off"),
+    "off": Engine("kernels off", _OFF),
     "stock-marlin": Engine(
-        "stock, Marlin", {"moe_backend": "marlin", "linear_backend": "marlin"}
+        "stock, Marlin", _OFF | {"moe_backend": "marlin", "linear_backend": "marlin"}
     ),
     "stock-humming": Engine(
-        "stock, Humming", {"moe_backend": "humming", "linear_backend": "humming"}
+        "stock, Humming", _OFF | {"moe_backend": "humming", "linear_backend": "humming"}
     ),
 }
 

@@ -70,6 +70,15 @@ class DecoderLayer:
         self._positions = torch.full_like(self._slots, last)
         self.input = Tokens.random(case.batch, sizes.hidden)
         self._made: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+
+    def keep(self) -> None:
+        """Keeps what the stages made, for those that run without the ones before."""
+        self._kept = dict(self._made)
+
+    def start_over(self) -> None:
+        """Forgets what stages made in a graph, whose memory is given up with it."""
+        self._made = dict(self._kept)
 
     def stages(self) -> dict[str, Callable[[], None]]:
         """All stages, in order, by name."""
@@ -199,6 +208,7 @@ def _timed(layers: list[DecoderLayer], wanted: set[str]) -> float:
     """Microseconds of some stages of a layer, in their order."""
     calls: list[Callable[[], object]] = []
     for layer in layers:
+        layer.start_over()
         parts = [run for name, run in layer.stages().items() if name in wanted]
         calls.append(functools.partial(_run, parts))
     return graph_us(calls)
@@ -213,8 +223,9 @@ def time_layer(results: Results, cases: list[Case], copies: int) -> None:
         workspace = DecodeWorkspace(case.batch, KV_HEADS, sms, gpu)
         layers = [DecoderLayer(case, workspace) for _ in range(copies)]
         everything = [list(layer.stages().values()) for layer in layers]
-        for stages in everything:
+        for layer, stages in zip(layers, everything, strict=True):
             _run(stages)
+            layer.keep()
         sizes = layers[0].n_bytes()
         names = set(sizes)
         whole = _timed(layers, names)

@@ -51,7 +51,7 @@ def served(form: str, layout: Layout, tps: tuple[int, ...] = (1, 2)) -> list[Var
         firsts = gate_up_specs(sizes, form, layout)
         found += [(spec, gate_up_config(spec)) for spec in firsts]
         second = down_spec(sizes, form, layout)
-        found.append((second, down_config(second)))
+        found += [(second, down_config(second, one)) for one in (True, False)]
     return found
 
 

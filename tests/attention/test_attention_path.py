@@ -12,7 +12,7 @@ from vllm.models.flint import attention
 from vllm.models.flint import attention_path as path
 
 FACTS = path.AttentionFacts(
-    requested=True,
+    off=None,
     capability=90,
     missing_compiler=None,
     backend="FLASH_ATTN",
@@ -41,7 +41,7 @@ def test_served(backend: str, cache_dtype: str, capability: int) -> None:
     [
         ({"capability": None}, "require CUDA"),
         ({"capability": 80}, "sm_90"),
-        ({"requested": False}, "--additional-config"),
+        ({"off": "they are switched off"}, "they are switched off"),
         ({"disabled": ("FlintAttention",)}, "VLLM_DISABLED_KERNELS"),
         ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT"),
         ({"missing_compiler": "4.8 is needed, found 4.9"}, "4.8 is needed"),

@@ -361,3 +361,17 @@ class TestCommand:
         code, _ = self.run(tmp_path, "--engines", "off", "--show")
         assert code == 0
         assert "Flint's kernels" in capsys.readouterr().out
+
+
+def test_what_a_worker_says_of_its_machine_travels_to_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What vLLM cannot encode ends the engine's output without a word."""
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    from enginebench import synthetic
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    found = synthetic.BenchWorker().bench_machine()
+    assert found["torch"].startswith("2.")
+    MsgpackEncoder().encode(found)

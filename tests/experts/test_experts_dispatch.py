@@ -159,7 +159,8 @@ def test_warm_up_compiles_what_may_be_launched(
     for name in ("gate_up_variant", "down_variant"):
         monkeypatch.setattr(moe_gemv, name, lambda *variant: built.append(variant[0]))
     moe_gemv.warmup_experts(weights(WIDTH), None, None, TOP_K, 9, pdl=False)
-    *first, second = built
+    *first, second, again = built
+    assert second == again
     assert [spec.max_tokens for spec in first] == list(TOKEN_CASES[:3])
     assert not second.routed.pdl
     assert {spec.routed.pdl for spec in first} == {False}

@@ -124,7 +124,7 @@ def check_down(
         shared = own, linear
     routed = GemvSpec(width, "bf16" if bf16 else "mul")
     spec = DownSpec(TOP_K, hidden, routed, part(shared_width, kind))
-    config = config or down_config(spec)
+    config = config or down_config(spec, m == 1)
     out = run_down(spec, config, act, ids, tw, experts, shared)
     down_bounds(act, ids, tw, experts, shared).check(out)
 

@@ -27,8 +27,9 @@ for kind in ("nvfp4", "bf16"):
         cubin = compiled_files(compile_gate_up, spec, gate_up_config(spec))["cubin"]
         pathlib.Path(folder, f"gate_up-{kind}-{case}.cubin").write_bytes(cubin)
     spec = DownSpec(6, 2048, GemvSpec(512, form), GemvSpec(1024, form, layout=own))
-    cubin = compiled_files(compile_down, spec, down_config(spec))["cubin"]
-    pathlib.Path(folder, f"down-{kind}.cubin").write_bytes(cubin)
+    for one in (True, False):
+        cubin = compiled_files(compile_down, spec, down_config(spec, one))["cubin"]
+        pathlib.Path(folder, f"down-{kind}-{int(one)}.cubin").write_bytes(cubin)
 """
 
 
@@ -40,7 +41,7 @@ def nvfp4_form(target: str) -> str:
 def test_compiles_for_target(target: str, tmp_path: Path) -> None:
     compile_for(target, SCRIPT, tmp_path, nvfp4_form(target))
     cubins = sorted(tmp_path.glob("*.cubin"))
-    assert len(cubins) == 10
+    assert len(cubins) == 12
     for cubin in cubins:
         sass = sass_without_spills(cubin)
         kernel, kind, *case = cubin.stem.split("-")

@@ -18,7 +18,7 @@ from vllm.models.flint.ops import moe_gemv
 from support.moe_layers import WIDTH, bf16_experts, nvfp4_experts, one_rank
 
 FACTS = path.MoEFacts(
-    requested=True,
+    off=None,
     capability=90,
     missing_compiler=None,
     kernel=path.NVFP4_EXPERTS,
@@ -42,7 +42,7 @@ def test_served(capability: int, kernel: str) -> None:
     [
         ({"capability": None}, "require CUDA"),
         ({"capability": 80}, "sm_90"),
-        ({"requested": False}, "--additional-config"),
+        ({"off": "they are switched off"}, "they are switched off"),
         ({"kernel": None, "weights": "experts of X"}, "do not serve experts of X"),
         ({"disabled": ("FlintNvfp4Experts",)}, "VLLM_DISABLED_KERNELS"),
         ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT"),

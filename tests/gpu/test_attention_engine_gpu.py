@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from vllm.models.flint.attention_path import ATTENTION_KERNELS, DECODE_KERNEL
 
-from support.engine import FLINT_KERNELS, Answer, Pass, run_engine
+from support.engine import Answer, Pass, run_engine
 from support.logits import assert_bfloat16, prompts_of, references
 
 REFS = references("heads", "bf16", "bfloat16")
@@ -31,7 +31,7 @@ def run(
 ) -> list[list[Answer]]:
     """Serves `passes` with some of VLLM_DISABLED_KERNELS."""
     options = {"dtype": "bfloat16", "gpu_memory_utilization": 0.2}
-    options |= FLINT_KERNELS | engine
+    options |= engine
     return run_engine(
         passes,
         environment={"VLLM_DISABLED_KERNELS": disabled},
@@ -148,7 +148,6 @@ def test_fused_qkv_on_nvfp4_weights(checkpoint) -> None:
             dtype="bfloat16",
             gpu_memory_utilization=0.2,
             enforce_eager=False,
-            **FLINT_KERNELS,
         )
         assert_bfloat16(answers, refs, references("heads", "nvfp4", "float32"))
         found.append(decoded(answers))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from vllm.models.flint.moe_path import BF16_EXPERTS, NVFP4_EXPERTS
 
-from support.engine import FLINT_KERNELS, Answer, Pass, run_engine
+from support.engine import ALL_KERNELS, Answer, Pass, run_engine
 from support.wide import WIDE, wide_errors
 
 # Requests that decode together: three launches, two, and the GEMM (or vLLM's MoE).
@@ -43,7 +43,7 @@ def serve(prompts: list[list[int]], disabled: str, **model: str) -> list[list[An
         environment={"VLLM_DISABLED_KERNELS": disabled},
         **model,
         **ENGINE,
-        **FLINT_KERNELS,
+        **ALL_KERNELS,
     )
 
 

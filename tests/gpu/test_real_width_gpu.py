@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from support.engine import FLINT_KERNELS, Pass, run_engine
+from support.engine import STOCK_LAYERS, Pass, run_engine
 from support.wide import WIDE, wide_errors
 
 # One prompt fills more than the GEMV takes in a launch, the other less.
@@ -37,8 +37,8 @@ def test_flint_linears_err_no_more_than_bf16_weights(
         "hf_config_path": str(bf16),
         "tokenizer": str(bf16),
     }
-    (ours,) = run_engine(passes, **gguf, **ENGINE, **GRAPHS, **FLINT_KERNELS)
-    (theirs,) = run_engine(passes, model=str(bf16), **ENGINE)
+    (ours,) = run_engine(passes, **gguf, **ENGINE, **GRAPHS)
+    (theirs,) = run_engine(passes, model=str(bf16), **ENGINE, **STOCK_LAYERS)
     ours_off, theirs_off = (
         wide_errors(ours, prompts, bf16),
         wide_errors(theirs, prompts, bf16),

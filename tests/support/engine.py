@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 _TIMEOUT = 600.0
-# Arguments of an engine that is to run on Flint's own kernels.
-FLINT_KERNELS = {"additional_config": {"flint_kernels": True}}
+# Arguments of an engine that is to run on all of Flint's kernels, or on stock layers.
+ALL_KERNELS = {"additional_config": {"flint_kernels": True}}
+STOCK_LAYERS = {"additional_config": {"flint_kernels": False}}
 
 
 @dataclass(frozen=True)

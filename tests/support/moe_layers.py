@@ -39,7 +39,7 @@ PREFIX = "model.layers.2.mlp"
 @contextmanager
 def one_rank(folder: Path) -> Iterator[None]:
     """Groups of one rank, which vLLM's layers ask for their size."""
-    with set_current_vllm_config(VllmConfig()):
+    with set_current_vllm_config(VllmConfig(additional_config={"flint_kernels": True})):
         init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
         initialize_model_parallel()
     try:
@@ -78,7 +78,7 @@ def bf16_experts() -> RoutedExperts:
 
 
 def _experts(quant_config: Any) -> RoutedExperts:
-    with set_current_vllm_config(VllmConfig()):
+    with set_current_vllm_config(VllmConfig(additional_config={"flint_kernels": True})):
         runner = FusedMoEFactory(
             num_experts=EXPERTS,
             top_k=TOP_K,
@@ -148,7 +148,7 @@ def load_block(block: FlintSparseMoeBlock, weights: dict[str, Weight]) -> None:
 def make_block(
     spec: TinySpec, quantized: bool, plain_shared: bool = True
 ) -> tuple[FlintSparseMoeBlock, Any]:
-    """A block of an engine that asks for the kernels, and that engine's config.
+    """A block of an engine with the kernels on, and that engine's config.
 
     Args:
         spec: The model.

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
 from .ops.gemv.variants import missing_compiler
-from .opt_in import HOW_TO_ASK, kernels_requested
+from .kernel_switch import why_off
 
 # Names in VLLM_DISABLED_KERNELS.
 ATTENTION_KERNELS = "FlintAttention"
@@ -40,7 +40,7 @@ class AttentionFacts:
     """What a layer's kernels depend on.
 
     Attributes:
-        requested: whether the engine is to run on Flint's kernels.
+        off: why the engine is not to run on these kernels, or None.
         capability: compute capability times ten; None where there is no CUDA GPU.
         missing_compiler: why CuTe DSL cannot compile here, or None.
         backend: name of the attention backend that vLLM selected.
@@ -56,7 +56,7 @@ class AttentionFacts:
 
     """
 
-    requested: bool
+    off: str | None
     capability: int | None
     missing_compiler: str | None
     backend: str
@@ -92,7 +92,7 @@ def facts_of(
         current_platform.get_device_capability() if current_platform.is_cuda() else None
     )
     return AttentionFacts(
-        requested=kernels_requested(vllm_config),
+        off=why_off(vllm_config, "attention"),
         capability=None if capability is None else capability.to_int(),
         missing_compiler=missing_compiler(),
         backend=attn.attn_backend.get_name(),
@@ -115,8 +115,8 @@ def why_not_kernels(facts: AttentionFacts) -> str | None:
         return "they require CUDA"
     if facts.capability not in _CAPABILITIES:
         return "they require sm_90, sm_100, sm_103 or sm_12x"
-    if not facts.requested:
-        return HOW_TO_ASK
+    if facts.off is not None:
+        return facts.off
     if ATTENTION_KERNELS in facts.disabled:
         return f"{ATTENTION_KERNELS} is in VLLM_DISABLED_KERNELS"
     if facts.batch_invariant:

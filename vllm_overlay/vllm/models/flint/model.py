@@ -17,6 +17,7 @@ from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
+from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -41,8 +42,10 @@ from .checkpoint import CheckpointTracker
 from .mlp import FlintMLP, FlintSparseMoeBlock
 from .ops.linear import install_flint_dense_kernels
 from .ops.moe import make_route_counter
-from .opt_in import kernels_requested, norm_class
+from .kernel_switch import norm_class, why_off
 from .patchset import require_patches
+
+logger = init_logger(__name__)
 
 __all__ = [
     "FlintAttention",
@@ -216,8 +219,11 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         self.make_empty_intermediate_tensors = (
             self.model.make_empty_intermediate_tensors
         )
-        if kernels_requested(vllm_config):
+        off = why_off(vllm_config, "linears")
+        if off is None:
             self._take_flint_linears()
+        else:
+            logger.info_once("Flint's dense kernels are not used: %s", off)
         self._checkpoint = CheckpointTracker(config)
         parallel_config = vllm_config.parallel_config
         self._skips_experts = (

@@ -26,7 +26,7 @@ from vllm.platforms import current_platform
 
 from .ops.gemv.variants import missing_compiler
 from .ops.moe_gemv import why_not
-from .opt_in import HOW_TO_ASK, kernels_requested
+from .kernel_switch import why_off
 
 # Names in VLLM_DISABLED_KERNELS.
 NVFP4_EXPERTS = "FlintNvfp4Experts"
@@ -41,7 +41,7 @@ class MoEFacts:
     """What a sparse layer's kernels depend on.
 
     Attributes:
-        requested: whether the engine is to run on Flint's kernels.
+        off: why the engine is not to run on these kernels, or None.
         capability: compute capability times ten; None where there is no CUDA GPU.
         missing_compiler: why CuTe DSL cannot compile here, or None.
         kernel: which of Flint's kernels fits the experts' weights, as
@@ -62,7 +62,7 @@ class MoEFacts:
 
     """
 
-    requested: bool
+    off: str | None
     capability: int | None
     missing_compiler: str | None
     kernel: str | None
@@ -94,7 +94,7 @@ def facts_of(experts: RoutedExperts) -> MoEFacts:
         current_platform.get_device_capability() if current_platform.is_cuda() else None
     )
     return MoEFacts(
-        requested=kernels_requested(vllm_config),
+        off=why_off(vllm_config, "experts"),
         capability=None if capability is None else capability.to_int(),
         missing_compiler=missing_compiler(),
         kernel=kernel,
@@ -119,8 +119,8 @@ def why_not_kernels(facts: MoEFacts) -> str | None:
         return "they require CUDA"
     if facts.capability not in _CAPABILITIES:
         return "they require sm_90, sm_100, sm_103 or sm_12x"
-    if not facts.requested:
-        return HOW_TO_ASK
+    if facts.off is not None:
+        return facts.off
     if facts.kernel is None:
         return f"they do not serve {facts.weights}"
     if facts.kernel in facts.disabled:

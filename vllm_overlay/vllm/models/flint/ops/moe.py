@@ -13,11 +13,14 @@ from .experts.dispatch import (
 )
 from .experts.route import make_route_counter, route, topk_sigmoid
 from .experts.weights import FlintMoEWeights, LLMoEWeights
+from .moe_layer import FlintBf16DecodeMoE, FlintNvfp4Experts
 
 __all__ = [
     "BF16_DECODE_MAX_TOKENS",
     "DECODE_MAX_TOKENS",
+    "FlintBf16DecodeMoE",
     "FlintMoEWeights",
+    "FlintNvfp4Experts",
     "LLMoEWeights",
     "LL_MOE_MAX_TOKENS",
     "flint_moe",

@@ -161,7 +161,7 @@ def down_combine(
     if m == 0:
         return
     shared_shape = None if shared is None else shared.shape
-    down_variant(*_down(shape, shared_shape, top_k, pdl))(
+    down_variant(*_down(shape, shared_shape, top_k, m == 1, pdl))(
         act,
         ids.view(-1),
         tw.view(-1),
@@ -186,10 +186,9 @@ def why_not(
         if words >= _MAX_WORDS:
             return f"{words} words of experts are more than {_MAX_WORDS - 1}"
     first, second = _variants(weights, shared_gate_up, shared_down, top_k, MAX_TOKENS)
-    for spec, config in first:
-        if (reason := config.why_not(spec)) is not None:
-            return reason
-    return second[1].why_not(second[0])
+    reasons = [config.why_not(spec) for spec, config in first]
+    reasons += [config.why_not(spec) for spec, config in second]
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def warmup_experts(
@@ -206,7 +205,8 @@ def warmup_experts(
     )
     for variant in first:
         gate_up_variant(*variant)
-    down_variant(*second)
+    for variant in second:
+        down_variant(*variant)
 
 
 def _variants(
@@ -216,7 +216,7 @@ def _variants(
     top_k: int,
     max_tokens: int,
     pdl: bool = True,
-) -> tuple[list[tuple[GateUpSpec, GateUpConfig]], tuple[DownSpec, DownConfig]]:
+) -> tuple[list[tuple[GateUpSpec, GateUpConfig]], list[tuple[DownSpec, DownConfig]]]:
     """All variants of both kernels."""
     shared_first = None if shared_gate_up is None else shared_gate_up.shape
     shared_second = None if shared_down is None else shared_down.shape
@@ -225,7 +225,10 @@ def _variants(
     cases = TOKEN_CASES[: len(smaller) + 1]
     return (
         [_gate_up(shape, shared_first, top_k, case, pdl) for case in cases],
-        _down(_expert_shape(weights.w2), shared_second, top_k, pdl),
+        [
+            _down(_expert_shape(weights.w2), shared_second, top_k, one_token, pdl)
+            for one_token in (True, False)
+        ],
     )
 
 
@@ -246,7 +249,7 @@ def _gate_up(
 
 @functools.cache
 def _down(
-    shape: Shape, shared: Shape | None, top_k: int, pdl: bool
+    shape: Shape, shared: Shape | None, top_k: int, one_token: bool, pdl: bool
 ) -> tuple[DownSpec, DownConfig]:
     spec = DownSpec(
         top_k,
@@ -254,7 +257,7 @@ def _down(
         _gemv_spec(shape, False, pdl),
         None if shared is None else _gemv_spec(shared, False, pdl),
     )
-    return spec, down_config(spec)
+    return spec, down_config(spec, one_token)
 
 
 def _gemv_spec(shape: Shape, silu_mul: bool, pdl: bool) -> GemvSpec:

@@ -40,7 +40,7 @@ def test_served(facts: path.AttentionFacts, backend: str, cache_dtype: str):
     ("change", "reason"),
     [
         ({"capability": 80}, "sm_90"),
-        ({"requested": False}, "--additional-config"),
+        ({"off": "they are switched off"}, "they are switched off"),
         ({"backend": "FLEX_ATTENTION"}, "FLEX_ATTENTION"),
         ({"disabled": ("FlintAttention",)}, "VLLM_DISABLED_KERNELS"),
     ],

@@ -14,13 +14,15 @@ import torch
 from ..linear import gemv_weight
 from ..moe_gemv import down_combine, gate_up
 from .grouped import grouped_experts
-from .route import route
+from .route import MAX_ROUTE_TOKENS, route
 from .weights import FlintMoEWeights, LLMoEWeights
 
-# Up to how many tokens the three launches are the fastest choice.
-LL_MOE_MAX_TOKENS = 8
-# Up to how many tokens an expert is read once for each few of its tokens.
-DECODE_MAX_TOKENS = 64
+# Up to how many tokens the three launches are the fastest choice: as many as ``route``
+# takes.
+LL_MOE_MAX_TOKENS = MAX_ROUTE_TOKENS
+# Up to how many tokens an expert is read once for each few of its tokens. On an H200
+# the two launches take 100 us at 32 tokens and 172 us at 64, the GEMM 160 us at 128.
+DECODE_MAX_TOKENS = 32
 BF16_DECODE_MAX_TOKENS = 64
 
 

@@ -26,10 +26,8 @@ from vllm.triton_utils import tl, triton
 
 # Tokens of one launch, and counters of a launch.
 MAX_ROUTE_TOKENS = 16
-# Up to how many tokens a program takes few experts, so that enough programs load.
-_FEW_TOKENS = 4
-_EXPERTS_OF_FEW = 4
-_EXPERTS_OF_MANY = 8
+# Experts of a program: 2 to 4 take as long for one token, and longer for more.
+_SLICE = 8
 # Tokens that a program of ``topk_sigmoid`` takes, one a warp, when there are many.
 _TOKENS_OF_MANY = 4
 _LOWEST = tl.constexpr(-(2**31))
@@ -228,8 +226,7 @@ def route(
         return normed, new_residual, ids, weights
     if logits is None:
         logits = x.new_empty((m, experts))
-    slice_ = _EXPERTS_OF_FEW if m <= _FEW_TOKENS else _EXPERTS_OF_MANY
-    parts = triton.cdiv(experts, slice_)
+    parts = triton.cdiv(experts, _SLICE)
     block = triton.next_power_of_2(width)
     launch_pdl = {"launch_pdl": True} if pdl else {}
     _route_kernel[(parts, m)](
@@ -252,7 +249,7 @@ def route(
         TOP_K=top_k,
         SLOTS=triton.next_power_of_2(top_k),
         EXPERTS=triton.next_power_of_2(experts),
-        SLICE=slice_,
+        SLICE=_SLICE,
         # Whole 16-byte stores.
         WRITTEN=8 * triton.cdiv(width, 8 * parts),
         BLOCK=block,

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Which of Flint's own kernels an engine takes if nobody says otherwise.
+
+Those are on whose answers, in a whole engine of Flint's real width on such a GPU, were
+compared with a float64 reference. ``--additional-config '{"flint_kernels": true}'``
+asks for all of them, and ``false`` for none; VLLM_DISABLED_KERNELS turns off one by
+one.
+"""
+
+from typing import Literal, TypeAlias
+
+from vllm.config import VllmConfig
+from vllm.model_executor.layers import layernorm
+from vllm.platforms import current_platform
+
+from .ops.norm import RMSNorm
+
+Part: TypeAlias = Literal["linears", "attention", "experts"]
+
+OPTION = "flint_kernels"
+# Compute capabilities, times ten, of the GPUs of such comparisons.
+_COMPARED: dict[Part, tuple[int, ...]] = {
+    "linears": (90,),
+    "attention": (90,),
+    "experts": (),
+}
+
+
+def why_off(vllm_config: VllmConfig, part: Part) -> str | None:
+    """Say why an engine leaves some of Flint's kernels out, or None.
+
+    Raises:
+        ValueError: The option is neither true nor false.
+
+    """
+    options = vllm_config.additional_config
+    value = options.get(OPTION) if isinstance(options, dict) else None
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(
+            f"--additional-config: {OPTION} must be true or false, got {value!r}"
+        )
+    if value is not None:
+        return None if value else f"--additional-config turns {OPTION} off"
+    capability = (
+        current_platform.get_device_capability() if current_platform.is_cuda() else None
+    )
+    if capability is not None and capability.to_int() in _COMPARED[part]:
+        return None
+    return (
+        f"no engine's answers with Flint's {part} were checked on such a machine yet; "
+        f"--additional-config '{{\"{OPTION}\": true}}' takes them all the same"
+    )
+
+
+def norm_class(vllm_config: VllmConfig) -> type[layernorm.RMSNorm]:
+    """Return the RMSNorm for an engine's residual stream."""
+    off = why_off(vllm_config, "attention")
+    return RMSNorm if off is None else layernorm.RMSNorm
