@@ -37,7 +37,7 @@ DEVICE = "cuda"
 EPS = 1e-6
 CONTRACT = Numerics.CONTRACT
 # Each side of each switch between paths.
-TOKENS = (1, 5, 8, 9, 40, 64, 65, 100, 1000)
+TOKENS = (1, 5, 16, 17, 32, 33, 64, 65, 100, 1000)
 # A few values on the way may round the other way, by 2^-8 each; a lost or misplaced
 # part of the sum is off by about 1.
 RMS_BOUND, LARGEST_BOUND = 2.0**-7, 2.0**-5
@@ -98,8 +98,10 @@ class Layer:
         assert len(clear) <= 8 or clear.float().mean() > 0.5
         off = (out.double() - wanted)[clear]
         size = wanted[clear].square().mean(-1, keepdim=True).sqrt()
-        assert (off.square().mean(-1, keepdim=True).sqrt() <= RMS_BOUND * size).all()
-        assert (off.abs() <= LARGEST_BOUND * size).all()
+        rms = (off.square().mean(-1, keepdim=True).sqrt() / size).max().item()
+        assert rms <= RMS_BOUND, f"off by {rms:.5f} of a token's rms"
+        largest = (off.abs() / size).max().item()
+        assert largest <= LARGEST_BOUND, f"a value is off by {largest:.5f} of the rms"
 
 
 @functools.cache
