@@ -68,9 +68,7 @@ class Ours(Contender):
     def path(cls, layer: Layer, m: int) -> str:
         """Which kernel the dispatch picks for `m` tokens."""
         shape = layer.shape("mul", cls.layout)
-        nt = nvfp4_gemv.pick_nt(
-            shape.n, shape.k, m, shape.silu_mul, layout=cls.layout
-        )
+        nt = nvfp4_gemv.pick_nt(shape.n, shape.k, m, shape.silu_mul, layout=cls.layout)
         if nt is not None:
             return f"GEMV, {nt} x 8 tokens"
         limit = nvfp4_gemv.max_tokens(

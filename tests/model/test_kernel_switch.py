@@ -35,11 +35,15 @@ def capability(
 @pytest.mark.parametrize("part", PARTS)
 def test_an_answer_holds_on_every_machine(capability, part: Any) -> None:
     assert why_off(config(flint_kernels=True), part) is None
-    assert "turns flint_kernels off" in (why_off(config(flint_kernels=False), part) or "")
+    assert "turns flint_kernels off" in (
+        why_off(config(flint_kernels=False), part) or ""
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("given", [config(), config(another=1), config(flint_kernels=None)])
+@pytest.mark.parametrize(
+    "given", [config(), config(another=1), config(flint_kernels=None)]
+)
 def test_without_one_only_what_was_checked_there_is_on(
     capability, part: Any, given: Any
 ) -> None:

@@ -17,8 +17,8 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
-from .ops.gemv.variants import missing_compiler
 from .kernel_switch import why_off
+from .ops.gemv.variants import missing_compiler
 
 # Names in VLLM_DISABLED_KERNELS.
 ATTENTION_KERNELS = "FlintAttention"

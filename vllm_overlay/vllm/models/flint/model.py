@@ -39,10 +39,10 @@ from vllm.sequence import IntermediateTensors
 
 from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
+from .kernel_switch import norm_class, why_off
 from .mlp import FlintMLP, FlintSparseMoeBlock
 from .ops.linear import install_flint_dense_kernels
 from .ops.moe import make_route_counter
-from .kernel_switch import norm_class, why_off
 from .patchset import require_patches
 
 logger = init_logger(__name__)

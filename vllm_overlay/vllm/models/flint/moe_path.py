@@ -24,9 +24,9 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
 from vllm.platforms import current_platform
 
+from .kernel_switch import why_off
 from .ops.gemv.variants import missing_compiler
 from .ops.moe_gemv import why_not
-from .kernel_switch import why_off
 
 # Names in VLLM_DISABLED_KERNELS.
 NVFP4_EXPERTS = "FlintNvfp4Experts"

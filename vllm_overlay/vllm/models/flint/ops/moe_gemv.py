@@ -203,10 +203,10 @@ def warmup_experts(
     first, second = _variants(
         weights, shared_gate_up, shared_down, top_k, max_tokens, pdl
     )
-    for variant in first:
-        gate_up_variant(*variant)
-    for variant in second:
-        down_variant(*variant)
+    for gate_up_spec, gate_up_schedule in first:
+        gate_up_variant(gate_up_spec, gate_up_schedule)
+    for down_spec, down_schedule in second:
+        down_variant(down_spec, down_schedule)
 
 
 def _variants(
