@@ -55,4 +55,6 @@ def test_compiles_for_target(target: str, tmp_path: Path) -> None:
         assert sass.index("ACQBULK") < sass.index("PREEXIT")
         first_wait = sass.index("ACQBULK")
         assert sass.index("LDG.E.NA.128") < first_wait
-        assert ("VOTE" in sass) == (kernel == "gate_up" and case != ["1"])
+        if kernel == "gate_up":
+            # One token has no pairs to search for.
+            assert ("VOTE" in sass) == (case != ["1"])
