@@ -172,13 +172,16 @@ def test_file_that_comes_in_parts(
 ) -> None:
     """A step's edit cuts an overlay file, and a later step brings it whole."""
     report = stage(real_repo, checkout, tmp_path, with_hooks=False, with_tests=False)
-    path = "vllm/models/flint/attention.py"
     commits = {step.name: step.commit for step in report.steps}
-    names = ("model", "kernels")
-    cut, whole = (git(checkout, "show", f"{commits[n]}:{path}") for n in names)
+    for file, name in (("attention", "FlintAttention"), ("mlp", "FlintSparseMoeBlock")):
+        path = f"vllm/models/flint/{file}.py"
+        cut, whole = (
+            git(checkout, "show", f"{commits[step]}:{path}")
+            for step in ("model", "kernels")
+        )
+        assert f"class {name}" in cut and "kernel" not in cut
+        assert whole == (ROOT / "vllm_overlay" / path).read_text().strip()
     git(checkout, "branch", "--quiet", "-D", "flint")
-    assert "class FlintAttention" in cut and "kernel" not in cut
-    assert whole == (ROOT / "vllm_overlay" / path).read_text().strip()
     steps = copied / "staging/steps.toml"
     before, later = steps.read_text().split('name = "gguf"')
     steps.write_text(f'{before}name = "gguf"{later.replace(path, "none")}')
