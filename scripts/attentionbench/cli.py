@@ -40,6 +40,19 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--sweep", action="store_true", help="what `tune` tries, too")
     build.add_argument("--out", type=Path, required=True, help="folder of the library")
 
+    exercise = commands.add_parser(
+        "exercise", help="launch every variant once, for compute-sanitizer"
+    )
+    exercise.add_argument(
+        "--library",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="made by `build`, here and of gemvbench",
+    )
+    exercise.add_argument("--tokens", type=int, nargs="+", help="(a part's own)")
+    exercise.add_argument("--only", nargs="+", help="parts (all)")
+
     tune = add("tune", "time schedules and write JSON")
     tune.add_argument("--factor", type=float, nargs="+", default=[1.0])
 
@@ -92,10 +105,26 @@ def _compare(args: argparse.Namespace) -> int:
     return 0 if all(row["right"] for row in results.rows) else 1
 
 
-def main() -> int:
+def _exercise(args: argparse.Namespace) -> int:
+    from vllm.models.flint.ops.nvfp4_gemv import decode_form
+
+    from attentionbench.exercise import PARTS
+    from gemvbench import sets as gemv
+    from gemvbench.exercise import run_parts
+    from gemvbench.library import Library
+
+    qkv = gemv.served("sm90", decode_form())
+    for path in args.library:
+        Library(path).offer([*sets.served(), *qkv])
+    run_parts(PARTS, args.only or PARTS, args.tokens)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    args = _parser().parse_args()
+    args = _parser().parse_args(argv)
     run = {"build": _build, "tune": _tune, "compare": _compare}
+    run |= {"exercise": _exercise}
     try:
         return run[args.command](args)
     except (OSError, ValueError, KeyError) as error:

@@ -58,21 +58,21 @@ class Inputs:
     sinks: torch.Tensor
 
     @classmethod
-    def random(cls, case: Case) -> "Inputs":
+    def random(cls, case: Case, device: str = "cuda") -> "Inputs":
         """Random values; the whole context is in memory, in a sliding layer too."""
         pages = -(-case.context // PAGE)
         blocks = case.batch * pages
         shape = (blocks, PAGE, KV_HEADS, 2 * HEAD_DIM)
-        cache = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
-        order = torch.randperm(blocks, device="cuda", dtype=torch.int32)
-        q = torch.randn(case.batch, HEADS, HEAD_DIM, device="cuda").bfloat16()
+        cache = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+        order = torch.randperm(blocks, device=device, dtype=torch.int32)
+        q = torch.randn(case.batch, HEADS, HEAD_DIM, device=device).bfloat16()
         return cls(
             q,
             torch.empty_like(q),
             cache.transpose(1, 2),
             order.view(case.batch, pages),
-            torch.full((case.batch,), case.context, dtype=torch.int32, device="cuda"),
-            torch.randn(HEADS, device="cuda"),
+            torch.full((case.batch,), case.context, dtype=torch.int32, device=device),
+            torch.randn(HEADS, device=device),
         )
 
     def expected(self, window: int | None) -> torch.Tensor:

@@ -36,12 +36,12 @@ class Weight:
     global_scale: torch.Tensor
 
     @classmethod
-    def random(cls, n: int, k: int) -> "Weight":
+    def random(cls, n: int, k: int, device: str = "cuda") -> "Weight":
         """Random codes, and scales of the size that trained weights have."""
-        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
+        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device)
         shape = (n, k // 16)
-        scales = torch.randint(0x28, 0x58, shape, dtype=torch.uint8, device="cuda")
-        return cls(codes, scales, torch.full((1,), 0.01, device="cuda"))
+        scales = torch.randint(0x28, 0x58, shape, dtype=torch.uint8, device=device)
+        return cls(codes, scales, torch.full((1,), 0.01, device=device))
 
     def swizzled(self) -> torch.Tensor:
         """The scales in the 128x4 swizzle, flat."""

@@ -66,6 +66,15 @@ def _parser() -> argparse.ArgumentParser:
         help="rows of an expert in a tile of the grouped GEMM (the picked ones)",
     )
 
+    exercise = commands.add_parser(
+        "exercise", help="launch every variant once, for compute-sanitizer"
+    )
+    exercise.add_argument(
+        "--library", type=Path, nargs="+", default=[], help="made by `build`"
+    )
+    exercise.add_argument("--tokens", type=int, nargs="+", help="(a part's own)")
+    exercise.add_argument("--only", nargs="+", help="parts (all)")
+
     layer = add("layer", "time a decoder layer, stage by stage", [1, 4, 8])
     layer.add_argument("--context", type=int, default=1024)
     layer.add_argument(
@@ -81,13 +90,16 @@ def _layout(form: str) -> "Layout":
     return "fragments" if form == "mul" and missing_quack() is None else "row_major"
 
 
+def _layouts(form: str) -> "tuple[Layout, ...]":
+    """All that a dense weight may have with a decode form, the usual one first."""
+    return ("fragments", "row_major") if form == "mul" else ("row_major",)
+
+
 def _build(args: argparse.Namespace) -> int:
     from gemvbench.library import build
     from moebench import sets
 
-    layouts: tuple[Layout, ...] = ("row_major",)
-    if args.form == "mul":
-        layouts = ("fragments", *layouts)
+    layouts = _layouts(args.form)
     wanted = [v for layout in layouts for v in sets.served(args.form, layout)]
     if args.sweep:
         wanted += sets.swept(args.form, layouts[0])
@@ -159,6 +171,22 @@ def _layer(args: argparse.Namespace) -> int:
     return 0
 
 
+def _exercise(args: argparse.Namespace) -> int:
+    from vllm.models.flint.ops.nvfp4_gemv import decode_form
+
+    from gemvbench.exercise import run_parts
+    from gemvbench.library import Library
+    from moebench import sets
+    from moebench.exercise import PARTS
+
+    form = decode_form()
+    for path in args.library:
+        for layout in _layouts(form):
+            Library(path).offer(sets.served(form, layout))
+    run_parts(PARTS, args.only or PARTS, args.tokens)
+    return 0
+
+
 def _has_gpu() -> bool:
     import torch
 
@@ -172,6 +200,7 @@ def main(argv: list[str] | None = None) -> int:
         print("moebench: torch finds no CUDA device on this machine", file=sys.stderr)
         return 2
     run = {"build": _build, "compare": _compare, "tune": _tune, "layer": _layer}
+    run |= {"exercise": _exercise}
     try:
         return run[args.command](args)
     except (OSError, ValueError, KeyError) as error:
