@@ -16,6 +16,12 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+    record_metadata_for_reloading,
+)
 from vllm.models.flint import mlp
 from vllm.models.flint.ops import moe_layer
 from vllm.models.flint.ops.experts import dispatch
@@ -187,6 +193,7 @@ class Layer:
         self.weights = sparse_weights(SPEC, family)
         with marlin_on_cpu():
             self.block, self.config = make_block(SPEC, quantized)
+        record_metadata_for_reloading(self.block)
         load_block(self.block, self.weights)
         experts = self.block.experts.routed_experts
         experts.quant_method.process_weights_after_loading(experts)
@@ -196,6 +203,20 @@ class Layer:
     def prepare(self, kernels: Kernels) -> None:
         self.block.shared_expert.forward = kernels.shared(self.block)
         self.block.prepare_kernels(COUNTER)
+
+    def reload(self) -> None:
+        """Gives it other weights, as a running engine does."""
+        for name, weight in self.weights.items():
+            swapped = name.replace(".experts.0.", ".experts.1.")
+            if swapped != name:
+                self.weights[name], self.weights[swapped] = (
+                    self.weights[swapped],
+                    weight,
+                )
+        self.weights[f"{PREFIX}.gate.weight"] = -self.weights[f"{PREFIX}.gate.weight"]
+        initialize_layerwise_reload(self.block)
+        load_block(self.block, self.weights)
+        finalize_layerwise_reload(self.block, None)
 
     def check(self, tokens: int) -> None:
         """Runs it through the operator; the answer is the contract's, bit by bit."""
@@ -315,6 +336,29 @@ def test_one_copy_of_the_weights(kernels: Kernels) -> None:
     weights = experts.quant_method.weights
     assert experts.w13_weight.data_ptr() == weights.w1.data_ptr()
     assert experts.w2_weight.data_ptr() == weights.w2.data_ptr()
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_reload_keeps_one_copy_where_graphs_read_it(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
+    # A CPU reorders dense weights for itself.
+    monkeypatch.setattr(
+        UnquantizedLinearMethod, "process_weights_after_loading", lambda *a: None
+    )
+    layer = Layer(quantized)
+    layer.prepare(kernels)
+    experts = layer.block.experts.routed_experts
+    method = experts.quant_method
+    before = vars(method.weights).copy()
+    layer.reload()
+    for name, tensor in before.items():
+        assert getattr(method.weights, name) is tensor
+    assert experts.w13_weight.data_ptr() == method.weights.w1.data_ptr()
+    assert experts.w2_weight.data_ptr() == method.weights.w2.data_ptr()
+    for tokens in (1, mlp.LL_MOE_MAX_TOKENS + 1, method.max_decode_tokens + 1):
+        layer.check(tokens)
 
 
 def test_unequal_global_scales_are_named(kernels: Kernels) -> None:

@@ -53,6 +53,15 @@ class FlintExperts(ABC):
     weights: FlintMoEWeights
     max_decode_tokens: int
 
+    def _keep(self, weights: FlintMoEWeights) -> None:
+        """Give the kernels the weights that were processed first.
+
+        A reload processes others, which vLLM copies over these and then drops: here
+        they would stay as a second copy, which no captured graph reads.
+        """
+        if not hasattr(self, "weights"):
+            self.weights = weights
+
     def warmup(self, fused: LLMoEWeights | None, top_k: int) -> None:
         """Compile what may be launched.
 
@@ -146,7 +155,7 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
         """
         scale_2 = layer.w13_weight_scale_2.data
         _check_global_scales(layer.layer_name, scale_2)
-        self.weights = FlintMoEWeights.from_modelopt(
+        weights = FlintMoEWeights.from_modelopt(
             layer.w13_weight.data,
             layer.w13_weight_scale.data,
             scale_2[:, 0].contiguous(),
@@ -154,9 +163,10 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
             layer.w2_weight_scale.data,
             layer.w2_weight_scale_2.data,
         )
-        replace_parameter(layer, "w13_weight_scale", self.weights.w1_scale)
-        replace_parameter(layer, "w13_weight_scale_2", self.weights.alpha1)
-        replace_parameter(layer, "w2_weight_scale", self.weights.w2_scale)
+        replace_parameter(layer, "w13_weight_scale", weights.w1_scale)
+        replace_parameter(layer, "w13_weight_scale_2", weights.alpha1)
+        replace_parameter(layer, "w2_weight_scale", weights.w2_scale)
+        self._keep(weights)
 
     def apply(
         self,
@@ -204,9 +214,8 @@ class FlintBf16DecodeMoE(FlintExperts, UnquantizedFusedMoEMethod):
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Prepare vLLM's MoE, which leaves the weights as they are."""
         super().process_weights_after_loading(layer)
-        self.weights = FlintMoEWeights(
-            layer.w13_weight.data, None, None, layer.w2_weight.data, None, None
-        )
+        w1, w2 = layer.w13_weight.data, layer.w2_weight.data
+        self._keep(FlintMoEWeights(w1, None, None, w2, None, None))
 
     def decode(
         self,
