@@ -288,6 +288,14 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             self._checkpoint.check(weights), mapper=self.hf_to_vllm_mapper
         )
 
+    def _keep_asleep(self, name: str, counters: torch.Tensor) -> None:
+        """Let an engine that sleeps wake up with counters that kernels left at zero.
+
+        Sleep of level 2 gives up all memory that was allocated with the weights, but
+        for buffers, which it keeps on the host.
+        """
+        self.register_buffer(name, counters, persistent=False)
+
     def process_weights_after_loading(self) -> None:
         """Refuse a checkpoint that left weights unset, and prepare the kernels."""
         # Other pipeline stages' layers are placeholders.
@@ -296,12 +304,15 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         # engine's own, since another one's launches may run at the same time.
         decoding = next((x.self_attn for x in layers if x.self_attn.decodes), None)
         workspace = None if decoding is None else decoding.new_workspace()
+        if workspace is not None:
+            self._keep_asleep("attention_counters", workspace.counters)
         for layer in layers:
             eps = layer.input_layernorm.variance_epsilon
             layer.self_attn.prepare_kernels(eps, workspace)
         sparse = [x.mlp for x in layers if isinstance(x.mlp, FlintSparseMoeBlock)]
         if any(block.uses_kernels for block in sparse):
             counter = make_route_counter(self.model.norm.weight.device)
+            self._keep_asleep("route_counters", counter)
             for block in sparse:
                 block.prepare_kernels(counter)
         # A quantized checkpoint has names of its own, and layers that check them.
