@@ -80,6 +80,12 @@ class Server:
             raise
         return self
 
+    @property
+    def group(self) -> int:
+        """The process group of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
