@@ -66,13 +66,17 @@ class EngineError(RuntimeError):
 
 
 def run_engine(
-    passes: list[Pass], environment: dict[str, str] | None = None, **engine: Any
+    passes: list[Pass],
+    environment: dict[str, str] | None = None,
+    log: Path | None = None,
+    **engine: Any,
 ) -> list[list[Answer]]:
     """Starts an engine, serves the passes in order and stops it.
 
     Args:
         passes: What to generate.
         environment: Variables to set besides the usual ones.
+        log: Where to write all that the engine's processes print.
         **engine: Arguments of `vllm.LLM`.
 
     Raises:
@@ -106,6 +110,8 @@ def run_engine(
             timeout=_TIMEOUT,
             env=env,
         )
+        if log is not None:
+            log.write_text(child.stdout + child.stderr)
         if child.returncode:
             raise EngineError(child.stdout + child.stderr)
         raw = json.loads(answer.read_text())

@@ -28,6 +28,9 @@ WIDE = replace(
     sink_range=(3.0, 9.0),
 )
 
+# How much further than stock layers an engine may be from float64.
+RMS_RATIO, MAX_RATIO = 1.25, 1.5
+
 
 def wide_errors(
     answers: list[Answer], prompts: list[list[int]], weights: Path
@@ -48,3 +51,13 @@ def wide_errors(
         got = np.append(answer.next_token_logprobs(prompt), answer.logprobs)
         found.append(got - exact)
     return np.concatenate(found)
+
+
+def assert_no_further(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Holds an engine's errors to those of stock layers, and the engines apart."""
+    rms = [np.sqrt(np.mean(e**2)) for e in (ours, theirs)]
+    worst = [np.abs(e).max() for e in (ours, theirs)]
+    print(f"ours and stock: rms {rms}, largest {worst}")
+    assert not np.array_equal(ours, theirs), "both engines ran stock layers"
+    assert rms[0] <= RMS_RATIO * rms[1]
+    assert worst[0] <= MAX_RATIO * worst[1]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Flint's kernels on two GPUs, at its real width, against the float64 reference."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.engine import ALL_KERNELS, STOCK_LAYERS, Pass, run_engine
+from support.wide import WIDE, assert_no_further, wide_errors
+
+# Prompts' lengths: the experts of what decodes together take three launches, then the
+# two alone; the prompts of the last batch go to the grouped GEMM.
+BATCHES = ((7,), (45, 7), (9,) * 12, (5,) * 40)
+# Requests of each batch that are held to the reference.
+SAMPLE = 4
+NEW_TOKENS = 8
+ENGINE = {
+    "dtype": "bfloat16",
+    "gpu_memory_utilization": 0.3,
+    "max_num_seqs": 64,
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 16, 40, 64]},
+}
+TWO = {"tensor_parallel_size": 2}
+EXPERTS = TWO | {"enable_expert_parallel": True}
+# What the model says once of an engine, whatever the number of its ranks.
+SERVED = "Flint's kernels serve the routed experts"
+NOT_USED = re.compile(r"Flint's [^\n]*? (?:not used|leave)[^\n]*")
+SPREAD = (
+    "Flint's expert kernels are not used: expert parallelism spreads a layer's tokens "
+    "or experts over several ranks"
+)
+
+needs_two = pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason=f"two GPUs are needed, and torch finds {torch.cuda.device_count()} here",
+)
+
+
+class Engines:
+    """Serves the wide model in engines, each kind once a test run.
+
+    Attributes:
+        folder: Where the engines' output is.
+    """
+
+    def __init__(self, checkpoint: Any, folder: Path) -> None:
+        self.folder = folder
+        self._weights: Path = checkpoint("wide", "nvfp4", "safetensors")
+        self._gguf: Path = checkpoint("wide", "nvfp4", "gguf")
+        self._found: dict[str, tuple[np.ndarray, str]] = {}
+        rng = np.random.default_rng(17)
+        self._batches = [
+            [rng.integers(10, WIDE.vocab_size, n).tolist() for n in lengths]
+            for lengths in BATCHES
+        ]
+
+    def serve(self, name: str, stock: bool, **options: Any) -> tuple[np.ndarray, str]:
+        """Returns what log-probabilities are off by, and what the engine printed."""
+        if name not in self._found:
+            log = self.folder / f"{name}.log"
+            answers = run_engine(
+                [
+                    Pass(prompts, max_tokens=NEW_TOKENS, prompt_logprobs=0)
+                    for prompts in self._batches
+                ],
+                log=log,
+                model=str(self._weights if stock else self._gguf),
+                hf_config_path=str(self._weights),
+                tokenizer=str(self._weights),
+                **ENGINE,
+                **(STOCK_LAYERS if stock else ALL_KERNELS),
+                **options,
+            )
+            errors = [
+                wide_errors(batch[-SAMPLE:], prompts[-SAMPLE:], self._weights)
+                for batch, prompts in zip(answers, self._batches, strict=True)
+            ]
+            self._found[name] = np.concatenate(errors), log.read_text()
+        return self._found[name]
+
+    def stock(self) -> np.ndarray:
+        """What stock layers on one GPU are off by, on BF16 weights."""
+        return self.serve("stock", stock=True)[0]
+
+
+@pytest.fixture(scope="module")
+def engines(checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    return Engines(checkpoint, tmp_path_factory.mktemp("engines"))
+
+
+def left_out(log: str) -> list[str]:
+    """What the engine says that its kernels do not serve."""
+    return sorted(NOT_USED.findall(log))
+
+
+@needs_two
+@pytest.mark.parametrize("options", [{}, TWO], ids=["tp1", "tp2"])
+def test_as_near_to_float64_as_stock_layers(
+    engines: Engines, options: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.id
+    errors, log = engines.serve(name, stock=False, **options)
+    print(f"{name} leaves out: {left_out(log)}")
+    assert log.count(SERVED) == 1
+    assert_no_further(errors, engines.stock())
+
+
+@needs_two
+def test_two_ranks_take_the_same_kernels(engines: Engines) -> None:
+    """Each rank's half of the model is served as the whole is, but rounds otherwise."""
+    one, one_log = engines.serve("tp1", stock=False)
+    two, two_log = engines.serve("tp2", stock=False, **TWO)
+    assert left_out(two_log) == left_out(one_log)
+    assert not np.array_equal(one, two), "both engines ran on one GPU"
+
+
+@needs_two
+def test_expert_parallelism_is_left_to_vllm(engines: Engines) -> None:
+    errors, log = engines.serve("ep2", stock=False, **EXPERTS)
+    assert log.count(SPREAD) == 1 and SERVED not in log
+    # The other layers are on Flint's kernels all the same.
+    _, two_log = engines.serve("tp2", stock=False, **TWO)
+    others = [line for line in left_out(log) if line != SPREAD]
+    assert others == left_out(two_log)
+    assert_no_further(errors, engines.stock())
