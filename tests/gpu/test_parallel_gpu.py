@@ -13,9 +13,9 @@ import torch
 from support.engine import ALL_KERNELS, STOCK_LAYERS, Pass, run_engine
 from support.wide import WIDE, assert_no_further, wide_errors
 
-# Prompts' lengths: the experts of what decodes together take three launches, then the
-# two alone; the prompts of the last batch go to the grouped GEMM.
-BATCHES = ((7,), (45, 7), (9,) * 12, (5,) * 40)
+# Prompts' lengths. What decodes together takes each path for experts: three launches
+# with one token and two, two launches with 24, and the grouped GEMM.
+BATCHES = ((7,), (45, 7), (9,) * 24, (5,) * 40)
 # Requests of each batch that are held to the reference.
 SAMPLE = 4
 NEW_TOKENS = 8
@@ -24,7 +24,7 @@ ENGINE = {
     "gpu_memory_utilization": 0.3,
     "max_num_seqs": 64,
     "enforce_eager": False,
-    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 16, 40, 64]},
+    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 32, 40, 64]},
 }
 TWO = {"tensor_parallel_size": 2}
 EXPERTS = TWO | {"enable_expert_parallel": True}
