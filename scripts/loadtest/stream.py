@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +136,12 @@ def _body(model: str, request: Request) -> dict[str, Any]:
         "return_token_ids": True,
     }
     if request.sample is not None:
-        body |= {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
+        body |= {
+            "logprobs": LIKELIEST,
+            "return_tokens_as_token_ids": True,
+            # Or the prefix cache would answer instead of a prefill under load.
+            "cache_salt": uuid.uuid4().hex,
+        }
     return body
 
 

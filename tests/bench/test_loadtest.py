@@ -46,6 +46,7 @@ def test_a_good_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     with Completions().running() as server:
         assert cli.main(arguments(server.url, tmp_path)) == 0
         assert server.made - server.closed > 20 and server.closed > 3
+        assert len(set(server.salts)) == len(server.salts) > 4
         assert not list(tmp_path.glob("*.log"))
     found = json.loads((tmp_path / "load.json").read_text())
     assert found["ok"] and found["problems"] == [] and found["model"] == "a-model"

@@ -27,6 +27,7 @@ class Completions:
         ways: What it does wrong; empty for nothing.
         made: Requests that it got.
         closed: Streams that the client closed.
+        salts: Of the prefix cache, one for each request with log-probabilities.
     """
 
     def __init__(self, *ways: str) -> None:
@@ -34,6 +35,7 @@ class Completions:
         self.ways = ways
         self.made = 0
         self.closed = 0
+        self.salts: list[str] = []
         self._open = 0
 
     @contextlib.contextmanager
@@ -141,6 +143,7 @@ class Completions:
             first -= 1.0
         choice = {"token_ids": [usual], "finish_reason": None}
         if "logprobs" in body:
+            self.salts += [body["cache_salt"]] * (place == 0)
             top = {f"token_id:{usual}": first, f"token_id:{other}": second}
             choice["logprobs"] = {"token_logprobs": [first], "top_logprobs": [top]}
         return choice
