@@ -17,6 +17,8 @@ from loadtest.stream import Answer, StreamError, Target, complete
 from loadtest.watch import WatchError
 
 _REDRAW_S = 0.5
+# How often the server is looked at during the load.
+_LOOKS = 30
 
 
 @dataclass
@@ -73,7 +75,7 @@ async def load(
     plan: Iterator[Request],
     streams: int,
     seconds: float,
-    warm: Callable[[], None],
+    look: Callable[[float], None],
 ) -> Load:
     """Keeps so many streams going, and then lets those that run end.
 
@@ -81,7 +83,7 @@ async def load(
     the time is up.
 
     Args:
-        warm: Called once, when a third of the time is over.
+        look: Called now and then, with the share of the time that is over.
     """
     found = Load()
     start = time.monotonic()
@@ -95,17 +97,17 @@ async def load(
                 found.failures.append(str(error))
 
     async def watch() -> None:
-        warmed = False
+        due = 0.0
         with tqdm(
             total=seconds, desc="load", disable=None, bar_format=_BAR
         ) as progress:
             while True:
                 await asyncio.sleep(min(_REDRAW_S, seconds / 10))
                 passed = time.monotonic() - start
-                if passed > seconds / 3 and not warmed:
-                    warmed = True
+                if passed >= due:
+                    due = passed + seconds / _LOOKS
                     try:
-                        await asyncio.to_thread(warm)
+                        await asyncio.to_thread(look, passed / seconds)
                     except WatchError as error:
                         found.failures.append(str(error))
                 progress.n = min(passed, seconds)

@@ -23,12 +23,14 @@ class Result:
         after: Samples alone after the load against before.
         readings: What the server had in use "before" the load, when it was "warm"
             (after a third of the time) and "after"; fewer after a failure.
+        most_running: Most requests that the engine was seen to work on at once.
     """
 
     load: Load
     under_load: Agreement
     after: Agreement
     readings: dict[str, Reading]
+    most_running: int
 
 
 def problems(result: Result, options: Namespace) -> list[str]:
@@ -53,7 +55,7 @@ def _leaks(readings: dict[str, Reading], options: Namespace) -> list[str]:
         )
     if end.kv_cache:
         found.append(f"leak: {end.kv_cache:.2%} of the KV cache is held by no request")
-    # Pools and kernels come with the first batches: what grows after that leaks.
+    # What grows after the first batches leaks.
     for what, allowed in (("host", options.host_mib), ("gpu", options.gpu_mib)):
         first, last = getattr(warm, f"{what}_mib"), getattr(end, f"{what}_mib")
         if first is not None and last is not None and last - first > allowed:
@@ -73,6 +75,7 @@ def table(result: Result, wrong: list[str]) -> str:
         f"| read to the end | {load.done} |",
         f"| cancelled | {load.cancelled} |",
         f"| failed | {len(load.failures)} |",
+        f"| most running at once | {result.most_running} |",
         f"| tokens a second | {load.tokens / load.seconds:.0f} |",
         "",
         "| answers against before | under load | after |",
@@ -109,7 +112,7 @@ def content(result: Result, options: Namespace, wrong: list[str]) -> dict[str, A
         "ok": not wrong,
         "problems": wrong,
         "options": {k: v for k, v in vars(options).items() if k != "out"},
-        "load": load,
+        "load": load | {"most_running": result.most_running},
         "under_load": asdict(result.under_load),
         "after": asdict(result.after),
         "in_use": {name: asdict(r) for name, r in result.readings.items()},

@@ -65,11 +65,18 @@ async def _measure(
         before = await alone(session, target, chosen, "samples before")
         readings["before"] = await asyncio.to_thread(watch.settle)
 
-        def warm() -> None:
-            readings["warm"] = watch.read()
+        most = 0
+
+        def look(share: float) -> None:
+            nonlocal most
+            reading = watch.read()
+            most = max(most, reading.running)
+            # Pools and kernels come with the first batches.
+            if share > 1 / 3:
+                readings.setdefault("warm", reading)
 
         found = await load(
-            session, target, requests(options), options.streams, options.seconds, warm
+            session, target, requests(options), options.streams, options.seconds, look
         )
         after: list[Answer] = []
         try:
@@ -84,5 +91,6 @@ async def _measure(
         agreement(before, found.answers, bound, "under load"),
         agreement(before, enumerate(after), bound, "after the load"),
         readings,
+        most,
     )
     return result, {"model": model["id"], "vllm": version}

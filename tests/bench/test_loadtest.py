@@ -56,7 +56,7 @@ def test_a_good_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["under_load"]["identical"] == found["under_load"]["answers"] > 2
     assert found["after"]["equal_share"] == 1.0
     assert list(found["in_use"]) == ["before", "warm", "after"]
-    assert found["in_use"]["warm"]["running"] > 2
+    assert 2 < found["load"]["most_running"] <= 6
     text = capsys.readouterr().out
     assert "| read to the end |" in text and text.endswith("nothing was wrong\n")
 
@@ -107,7 +107,7 @@ def test_gpu_memory_that_grows_is_a_leak(
     code, found = run(tmp_path)
     assert code == 1
     (problem,) = found["problems"]
-    assert problem.startswith("leak: gpu memory grew by 100 MiB")
+    assert re.match(r"leak: gpu memory grew by \d+00 MiB in", problem)
 
 
 def test_gpu_memory_is_that_of_all_gpus(
