@@ -5,6 +5,8 @@
 import itertools
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -267,23 +269,45 @@ with Completions().running(port):
 """
 
 
-def test_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of a load test that starts the stand-in."""
     vllm = tmp_path / "bin" / "vllm"
     vllm.parent.mkdir()
     paths = [str(Path(__file__).parents[1]), str(SCRIPT.parent)]
     vllm.write_text(VLLM.format(python=sys.executable, paths=paths))
     vllm.chmod(0o755)
     monkeypatch.setenv("PATH", str(vllm.parent), prepend=":")
-    words = arguments("", tmp_path)[2:]
+    return [sys.executable, str(SCRIPT), *arguments("", tmp_path)[2:]]
+
+
+SERVE = ("--serve", "a-model", "--max-model-len")
+
+
+def test_a_server_of_its_own(tmp_path: Path, own_server: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words, "--serve", "a-model", "--max-model-len"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [*own_server, *SERVE], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "load.json").read_text())
     # Of the server's process group, Python and all.
     assert found["in_use"]["after"]["host_mib"] > 10
     assert "$ vllm serve a-model --max-model-len" in (tmp_path / "load.log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_load_and_the_server(
+    tmp_path: Path, own_server: list[str], number: signal.Signals
+) -> None:
+    words = [*own_server, "--seconds", "600", *SERVE]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    (up,) = itertools.islice((x for x in child.stdout if b"up at" in x), 1)
+    # Late enough for the load to be on.
+    time.sleep(2)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130 and b"loadtest: stopped" in errors
+    port = int(re.search(rb"127.0.0.1:(\d+)", up)[1])
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
