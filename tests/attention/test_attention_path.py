@@ -50,6 +50,7 @@ def test_served(backend: str, cache_dtype: str, capability: int) -> None:
         ({"dtype": torch.float16}, "float16"),
         ({"cache_dtype": "fp8_e5m2"}, "fp8_e5m2"),
         ({"cache_dtype": "int8_per_token_head"}, "int8_per_token_head"),
+        ({"microbatches": True}, "two microbatches"),
         ({"context_parallel": True}, "context parallelism"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
         ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [8]}}, "mrope"),

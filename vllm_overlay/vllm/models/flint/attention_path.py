@@ -51,6 +51,7 @@ class AttentionFacts:
         head_dim: channels of a head.
         rope_parameters: the config's.
         context_parallel: whether a request's keys lie on several ranks.
+        microbatches: whether two batches run at the same time.
         batch_invariant: whether VLLM_BATCH_INVARIANT is set.
         disabled: what VLLM_DISABLED_KERNELS names.
 
@@ -67,6 +68,7 @@ class AttentionFacts:
     head_dim: int
     rope_parameters: Mapping[str, Any]
     context_parallel: bool = False
+    microbatches: bool = False
     batch_invariant: bool = False
     disabled: tuple[str, ...] = ()
 
@@ -104,6 +106,7 @@ def facts_of(
         rope_parameters=rope_parameters,
         context_parallel=parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,
+        microbatches=parallel.use_ubatching,
         batch_invariant=envs.VLLM_BATCH_INVARIANT,
         disabled=tuple(envs.VLLM_DISABLED_KERNELS),
     )
@@ -129,6 +132,8 @@ def why_not_kernels(facts: AttentionFacts) -> str | None:
         return f"they require bfloat16, and the model's dtype is {facts.dtype}"
     if facts.cache_dtype not in _CACHE_DTYPES:
         return f"they do not serve a KV cache of {facts.cache_dtype}"
+    if facts.microbatches:
+        return "two microbatches at the same time would share what they write to"
     if facts.context_parallel:
         return "context parallelism spreads the KV cache over several ranks"
     unknown = facts.rope_parameters.keys() - _ROPE_PARAMETERS
