@@ -18,6 +18,7 @@ from vllm.models.flint.ops.experts.grouped_config import (
     candidate_configs,
     pick_config,
 )
+from vllm.models.flint.ops.fragments import missing_quack
 from vllm.models.flint.ops.gemv.config import Layout
 
 from enginebench.models import FLINT
@@ -167,7 +168,26 @@ def time_grouped(
             ]
             row = {"kind": GROUPED, "m": m, "config": asdict(config)}
             _time(results, size, calls, **row, is_picked=config == picked)
+        if missing_quack() is None and not results.out_of_time(f"quack at {m} tokens"):
+            _time_quack(results, size, pairs, m)
         results.save()
+
+
+def _time_quack(results: Results, size: float, pairs: list[_Pairs], m: int) -> None:
+    """Adds rows for quack's BF16 GEMM, with and without the dequantization before."""
+    from moebench.peers_quack import dense_experts, quack_grouped
+
+    def calls(held: list[Any]) -> list[Callable[[], object]]:
+        operands = [(p.x, p.ids, p.shares, p.layer.experts) for p in pairs]
+        return [
+            functools.partial(quack_grouped, *one, dense)
+            for one, dense in zip(operands, held, strict=True)
+        ]
+
+    row = {"kind": GROUPED, "m": m}
+    _time(results, size, calls([None] * len(pairs)), **row, config="dequantized, quack")
+    held = [dense_experts(p.layer.experts) for p in pairs]
+    _time(results, size, calls(held), **row, config="quack on BF16 weights")
 
 
 def time_limits(results: Results, tokens: list[int], copies: int) -> None:
