@@ -28,7 +28,7 @@ SMALL = GroupedConfig(16, GemmConfig(128, 128, 4, 3), GemmConfig(64, 64, 4, 3))
 
 @pytest.fixture
 def grouped(monkeypatch: pytest.MonkeyPatch):
-    for name in ("grouped_chain", "align", "grouped_kernel", "grouped"):
+    for name in ("chain", "align", "grouped_kernel", "grouped"):
         module = load_interpreted(monkeypatch, f"{PACKAGE}.{name}")
         monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", module)
     monkeypatch.setattr(grouped_config, "current_gpu", lambda: Gpu((9, 0), 132))

@@ -15,9 +15,8 @@ import torch
 from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
-from vllm.platforms import current_platform
 
-from .kernel_switch import why_off
+from .kernel_switch import cuda_capability, why_not_gpu, why_off
 from .ops.gemv.variants import missing_compiler
 
 # Names in VLLM_DISABLED_KERNELS.
@@ -25,7 +24,6 @@ ATTENTION_KERNELS = "FlintAttention"
 DECODE_KERNEL = "FlintDecodeAttention"
 # What the decode kernel is written for: channels of a head, query heads a key head.
 _DECODE_HEAD_DIM, _DECODE_GROUP = 128, 8
-_CAPABILITIES = (90, 100, 103, 120, 121)
 # Rotation of all channels, NeoX style: what these alone describe.
 _ROPE_PARAMETERS = {"rope_type", "rope_theta"}
 _CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3")
@@ -90,12 +88,9 @@ def facts_of(
     """
     vllm_config = get_current_vllm_config()
     parallel = vllm_config.parallel_config
-    capability = (
-        current_platform.get_device_capability() if current_platform.is_cuda() else None
-    )
     return AttentionFacts(
         off=why_off(vllm_config, "attention"),
-        capability=None if capability is None else capability.to_int(),
+        capability=cuda_capability(),
         missing_compiler=missing_compiler(),
         backend=attn.attn_backend.get_name(),
         dtype=torch.get_default_dtype(),
@@ -114,10 +109,8 @@ def facts_of(
 
 def why_not_kernels(facts: AttentionFacts) -> str | None:
     """Why a layer must be served by stock operators, or None."""
-    if facts.capability is None:
-        return "they require CUDA"
-    if facts.capability not in _CAPABILITIES:
-        return "they require sm_90, sm_100, sm_103 or sm_12x"
+    if (reason := why_not_gpu(facts.capability)) is not None:
+        return reason
     if facts.off is not None:
         return facts.off
     if ATTENTION_KERNELS in facts.disabled:

@@ -19,6 +19,8 @@ from .ops.norm import RMSNorm
 Part: TypeAlias = Literal["linears", "attention", "experts"]
 
 OPTION = "flint_kernels"
+# Compute capabilities, times ten, of the GPUs that the kernels are written for.
+_CAPABILITIES = (90, 100, 103, 120, 121)
 # Compute capabilities, times ten, of the GPUs of such comparisons.
 _COMPARED: dict[Part, tuple[int, ...]] = {
     "linears": (90,),
@@ -42,15 +44,29 @@ def why_off(vllm_config: VllmConfig, part: Part) -> str | None:
         )
     if value is not None:
         return None if value else f"--additional-config turns {OPTION} off"
-    capability = (
-        current_platform.get_device_capability() if current_platform.is_cuda() else None
-    )
-    if capability is not None and capability.to_int() in _COMPARED[part]:
+    if cuda_capability() in _COMPARED[part]:
         return None
     return (
         f"no engine's answers with Flint's {part} were checked on such a machine yet; "
         f"--additional-config '{{\"{OPTION}\": true}}' takes them all the same"
     )
+
+
+def cuda_capability() -> int | None:
+    """Return the GPU's compute capability times ten; None without a CUDA GPU."""
+    if not current_platform.is_cuda():
+        return None
+    capability = current_platform.get_device_capability()
+    return None if capability is None else capability.to_int()
+
+
+def why_not_gpu(capability: int | None) -> str | None:
+    """Say why kernels cannot run on a GPU of such a capability, or None."""
+    if capability is None:
+        return "they require CUDA"
+    if capability not in _CAPABILITIES:
+        return "they require sm_90, sm_100, sm_103 or sm_12x"
+    return None
 
 
 def norm_class(vllm_config: VllmConfig) -> type[layernorm.RMSNorm]:

@@ -22,16 +22,14 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
-from vllm.platforms import current_platform
 
-from .kernel_switch import why_off
+from .kernel_switch import cuda_capability, why_not_gpu, why_off
 from .ops.gemv.variants import missing_compiler
 from .ops.moe_gemv import why_not
 
 # Names in VLLM_DISABLED_KERNELS.
 NVFP4_EXPERTS = "FlintNvfp4Experts"
 BF16_EXPERTS = "FlintBf16DecodeMoE"
-_CAPABILITIES = (90, 100, 103, 120, 121)
 # vLLM's backends that leave BF16 experts as the checkpoint has them.
 _ROW_MAJOR_BACKENDS = (UnquantizedMoeBackend.TRITON,)
 
@@ -90,12 +88,10 @@ def facts_of(experts: RoutedExperts) -> MoEFacts:
     vllm_config = get_current_vllm_config()
     moe = experts.moe_config
     kernel, weights = _kernel_for(experts)
-    capability = (
-        current_platform.get_device_capability() if current_platform.is_cuda() else None
-    )
+    capability = cuda_capability()
     return MoEFacts(
         off=why_off(vllm_config, "experts"),
-        capability=None if capability is None else capability.to_int(),
+        capability=capability,
         missing_compiler=missing_compiler(),
         kernel=kernel,
         weights=weights,
@@ -115,10 +111,8 @@ def facts_of(experts: RoutedExperts) -> MoEFacts:
 
 def why_not_kernels(facts: MoEFacts) -> str | None:
     """Why a layer's experts must be served by vLLM's own backend, or None."""
-    if facts.capability is None:
-        return "they require CUDA"
-    if facts.capability not in _CAPABILITIES:
-        return "they require sm_90, sm_100, sm_103 or sm_12x"
+    if (reason := why_not_gpu(facts.capability)) is not None:
+        return reason
     if facts.off is not None:
         return facts.off
     if facts.kernel is None:

@@ -101,12 +101,17 @@ def check_row_major(
     if k == 0 or k % k_multiple:
         raise ValueError(f"K must be a positive multiple of {k_multiple}, got {k}")
     scale_bytes = weight_scale.numel() * weight_scale.element_size()
-    padded = -(-n // SCALE_ROWS) * SCALE_ROWS * -(-k // 64) * 4
+    padded = swizzled_bytes(n, k)
     if scale_bytes != padded or not weight_scale.is_contiguous():
         raise ValueError(
             f"weight_scale must be the {padded} swizzled E4M3 bytes of a {n} x {k} "
             f"weight, got {scale_bytes} bytes"
         )
+
+
+def swizzled_bytes(n: int, k: int) -> int:
+    """Bytes of the block scales of an N x K weight in the 128x4 swizzle."""
+    return -(-n // SCALE_ROWS) * SCALE_ROWS * -(-k // 64) * 4
 
 
 def _one_scale(global_scale: torch.Tensor) -> torch.Tensor:

@@ -23,9 +23,9 @@ from .experts.spec import (
     gate_up_config,
 )
 from .experts.variants import down_variant, gate_up_variant
-from .gemv.config import SCALE_ROWS, GemvSpec
+from .gemv.config import GemvSpec
 from .gemv.tables import Shape
-from .gemv_weight import GemvWeight
+from .gemv_weight import GemvWeight, swizzled_bytes
 from .nvfp4_gemv import decode_form, with_aligned_rows
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _check_scales(
         if scales is not None or alpha is not None:
             raise ValueError("BF16 experts must have no scales")
         return
-    expected = (experts, -(-rows // SCALE_ROWS) * SCALE_ROWS * -(-width // 32) * 4)
+    expected = (experts, swizzled_bytes(rows, 2 * width))
     if scales is None or scales.dtype != torch.uint8 or scales.shape != expected:
         raise ValueError(f"the experts' scales must be uint8 {list(expected)}")
     if not scales.is_contiguous():

@@ -17,7 +17,7 @@ import torch
 
 from vllm.triton_utils import tl, triton
 
-from .grouped_chain import chain, chained
+from .chain import chain, chained
 
 _TILES = tl.constexpr(128)
 

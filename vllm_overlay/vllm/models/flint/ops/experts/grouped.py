@@ -14,7 +14,7 @@ import torch
 from vllm.triton_utils import triton
 
 from .align import Groups, group_pairs
-from .grouped_chain import chained
+from .chain import chained
 from .grouped_config import GemmConfig, GroupedConfig, pick_config, picked_configs
 from .grouped_kernel import combine_pairs, grouped_gemm, permute_rows
 from .weights import FlintMoEWeights

@@ -22,7 +22,7 @@ goes into the global scale.
 
 from vllm.triton_utils import tl, triton
 
-from .grouped_chain import chain
+from .chain import chain
 
 # In both halves of a word: what a code becomes (0x81C081C0), and where codes lie.
 _CODE_BITS = tl.constexpr(-0x7E3F7E40)

@@ -24,6 +24,8 @@ import torch
 
 from vllm.triton_utils import tl, triton
 
+from .chain import chain, chained
+
 # Tokens of one launch, and counters of a launch.
 MAX_ROUTE_TOKENS = 16
 # Experts of a program: 2 to 4 take as long for one token, and longer for more.
@@ -81,9 +83,7 @@ def _topk_kernel(
     EXPERTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    chain(PDL)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     expert = tl.arange(0, EXPERTS)[None, :]
     inside = (token < tokens) & (expert < num_experts)
@@ -133,9 +133,7 @@ def _route_kernel(
         other=0.0,
     )
     gain = tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    chain(PDL)
 
     total = tl.load(x + token * x_stride + column, mask=inside, other=0.0)
     total = total.to(tl.float32)
@@ -228,7 +226,6 @@ def route(
         logits = x.new_empty((m, experts))
     parts = triton.cdiv(experts, _SLICE)
     block = triton.next_power_of_2(width)
-    launch_pdl = {"launch_pdl": True} if pdl else {}
     _route_kernel[(parts, m)](
         x,
         residual,
@@ -253,9 +250,8 @@ def route(
         # Whole 16-byte stores.
         WRITTEN=8 * triton.cdiv(width, 8 * parts),
         BLOCK=block,
-        PDL=pdl,
         num_warps=min(8, max(1, block // 512)),
-        **launch_pdl,
+        **chained(x, pdl),
     )
     return normed, new_residual, ids, weights
 
@@ -290,7 +286,6 @@ def topk_sigmoid(
     if logits.stride(1) != 1 and experts > 1:
         raise ValueError("logits must have unit inner stride")
     tokens = 1 if m <= MAX_ROUTE_TOKENS else _TOKENS_OF_MANY
-    launch_pdl = {"launch_pdl": True} if pdl else {}
     _topk_kernel[(triton.cdiv(m, tokens),)](
         logits,
         ids,
@@ -302,9 +297,8 @@ def topk_sigmoid(
         SLOTS=triton.next_power_of_2(top_k),
         TOKENS=tokens,
         EXPERTS=triton.next_power_of_2(experts),
-        PDL=pdl,
         num_warps=tokens,
-        **launch_pdl,
+        **chained(logits, pdl),
     )
     return ids, weights
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from ..gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
-from ..gemv_weight import GemvWeight
+from ..gemv_weight import GemvWeight, swizzled_bytes
 
 _GROUP = 16
 
@@ -78,7 +78,7 @@ class FlintMoEWeights:
                 raise ValueError(f"{name} is BF16 and takes no scales")
             return
         n, k = weight.shape[1], 2 * weight.shape[2]
-        shape = (self.num_experts, _swizzled_bytes(n, k))
+        shape = (self.num_experts, swizzled_bytes(n, k))
         if (
             scale is None
             or scale.dtype != torch.uint8
@@ -216,11 +216,6 @@ def layer_operands(weight: GemvWeight) -> Operands:
     return codes, scales, weight.global_scale
 
 
-def _swizzled_bytes(n: int, k: int) -> int:
-    rows = -(-n // SCALE_ROWS) * SCALE_ROWS
-    return rows * -(-k // (4 * _GROUP)) * 4
-
-
 def _swizzle(name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Put [E, N, K / 16] in the 128x4 swizzle of each expert: uint8 [E, bytes]."""
     if weight.dtype != torch.uint8 or weight.dim() != 3:
@@ -232,7 +227,7 @@ def _swizzle(name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tens
             f"{name}_scale must be E4M3 bytes {list(wanted)} of a weight whose width "
             f"is a multiple of {_GROUP}, got {scale.dtype} {tuple(scale.shape)}"
         )
-    out = scale.new_empty((experts, _swizzled_bytes(n, k)), dtype=torch.uint8)
+    out = scale.new_empty((experts, swizzled_bytes(n, k)), dtype=torch.uint8)
     rows = -(-n // SCALE_ROWS) * SCALE_ROWS
     padded = out.new_zeros((rows, out.shape[1] // rows))
     # Rows 0, 32, 64 and 96 of 128 lie side by side, four scales of each.
