@@ -71,14 +71,22 @@ class DecoderLayer:
         self.input = Tokens.random(case.batch, sizes.hidden)
         self._made: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
+        self._old_ids: torch.Tensor | None = None
 
     def keep(self) -> None:
         """Keeps what the stages made, for those that run without the ones before."""
         self._kept = dict(self._made)
 
-    def start_over(self) -> None:
-        """Forgets what stages made in a graph, whose memory is given up with it."""
+    def start_over(self, wanted: set[str]) -> None:
+        """Forgets what stages made in a graph, whose memory is given up with it.
+
+        Args:
+            wanted: Stages that run next.
+        """
         self._made = dict(self._kept)
+        # `down_combine` reads ids before its wait: whoever launches right before it
+        # must not write them.
+        self._old_ids = self._kept["ids"] if "gate_up" not in wanted else None
 
     def stages(self) -> dict[str, Callable[[], None]]:
         """All stages, in order, by name."""
@@ -177,7 +185,7 @@ class DecoderLayer:
         second = experts.w2, experts.w2_scale, experts.alpha2
         moe_gemv.down_combine(
             made["act"],
-            made["ids"],
+            made["ids"] if self._old_ids is None else self._old_ids,
             made["shares"],
             *second,
             made["sact"],
@@ -208,7 +216,7 @@ def _timed(layers: list[DecoderLayer], wanted: set[str]) -> float:
     """Microseconds of some stages of a layer, in their order."""
     calls: list[Callable[[], object]] = []
     for layer in layers:
-        layer.start_over()
+        layer.start_over(wanted)
         parts = [run for name, run in layer.stages().items() if name in wanted]
         calls.append(functools.partial(_run, parts))
     return graph_us(calls)
