@@ -36,8 +36,10 @@ def machine() -> dict[str, str]:
 
 def command() -> str:
     """This process's command line."""
-    program = f"scripts/{Path(sys.argv[0]).name}"
-    return shlex.join(["python3", program, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    # Of `python -m PACKAGE`.
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join(["python3", f"scripts/{name}", *sys.argv[1:]])
 
 
 def provenance() -> dict[str, dict[str, str] | str]:

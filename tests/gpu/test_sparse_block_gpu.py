@@ -41,6 +41,8 @@ TOKENS = (1, 5, 16, 17, 32, 33, 64, 65, 100, 1000)
 # A few values on the way may round the other way, by 2^-8 each; a lost or misplaced
 # part of the sum is off by about 1.
 RMS_BOUND, LARGEST_BOUND = 2.0**-7, 2.0**-5
+# vLLM's own MoE also rounds what each expert adds, so one more value of a sum may.
+VLLM_LARGEST_BOUND = 2 * LARGEST_BOUND
 # Tokens whose last chosen and first left out logit are nearer are left out.
 CLOSE = 2.0**-7
 
@@ -58,6 +60,7 @@ class Layer:
     """A loaded block, and what the contract says of it."""
 
     def __init__(self, quantized: bool, plain_shared: bool) -> None:
+        self.quantized = quantized
         family = "nvfp4" if quantized else "bf16"
         weights = sparse_weights(WIDE, family, plain_shared)
         self.weights = {n: plain(w).double().to(DEVICE) for n, w in weights.items()}
@@ -84,6 +87,8 @@ class Layer:
         out: torch.Tensor,
         new_residual: torch.Tensor,
     ) -> None:
+        is_own = len(x) <= self.block._method.max_decode_tokens or self.quantized
+        bound = LARGEST_BOUND if is_own else VLLM_LARGEST_BOUND
         normed, total = ops.rms_norm(
             x.double(), self.norm.weight, EPS, CONTRACT, residual.double()
         )
@@ -101,7 +106,7 @@ class Layer:
         rms = (off.square().mean(-1, keepdim=True).sqrt() / size).max().item()
         assert rms <= RMS_BOUND, f"off by {rms:.5f} of a token's rms"
         largest = (off.abs() / size).max().item()
-        assert largest <= LARGEST_BOUND, f"a value is off by {largest:.5f} of the rms"
+        assert largest <= bound, f"a value is off by {largest:.5f} of the rms"
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 
 from .ops.norm import RMSNorm
 
-Part: TypeAlias = Literal["linears", "attention", "experts"]
+Part: TypeAlias = Literal["linears", "attention", "NVFP4 experts", "BF16 experts"]
 
 OPTION = "flint_kernels"
 # Compute capabilities, times ten, of the GPUs that the kernels are written for.
@@ -25,7 +25,8 @@ _CAPABILITIES = (90, 100, 103, 120, 121)
 _COMPARED: dict[Part, tuple[int, ...]] = {
     "linears": (90,),
     "attention": (90,),
-    "experts": (),
+    "NVFP4 experts": (90,),
+    "BF16 experts": (),
 }
 
 

@@ -23,13 +23,17 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
 
-from .kernel_switch import cuda_capability, why_not_gpu, why_off
+from .kernel_switch import Part, cuda_capability, why_not_gpu, why_off
 from .ops.gemv.variants import missing_compiler
 from .ops.moe_gemv import why_not
 
 # Names in VLLM_DISABLED_KERNELS.
 NVFP4_EXPERTS = "FlintNvfp4Experts"
 BF16_EXPERTS = "FlintBf16DecodeMoE"
+_PARTS: dict[str, Part] = {
+    NVFP4_EXPERTS: "NVFP4 experts",
+    BF16_EXPERTS: "BF16 experts",
+}
 # vLLM's backends that leave BF16 experts as the checkpoint has them.
 _ROW_MAJOR_BACKENDS = (UnquantizedMoeBackend.TRITON,)
 
@@ -90,7 +94,7 @@ def facts_of(experts: RoutedExperts) -> MoEFacts:
     kernel, weights = _kernel_for(experts)
     capability = cuda_capability()
     return MoEFacts(
-        off=why_off(vllm_config, "experts"),
+        off=None if kernel is None else why_off(vllm_config, _PARTS[kernel]),
         capability=capability,
         missing_compiler=missing_compiler(),
         kernel=kernel,
