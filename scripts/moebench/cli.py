@@ -29,6 +29,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--seconds", type=float, default=3600.0, help="time limit")
         command.add_argument("--library", type=Path, help="made by `build`")
+        if name != "compare":
+            command.add_argument(
+                "--packed", action="store_true", help="experts with packed codes"
+            )
         command.add_argument("--out", type=Path, required=True)
         return command
 
@@ -36,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         "build", help="compile variants ahead of time, without a GPU"
     )
     build.add_argument("--arch", default="sm_90a")
-    build.add_argument("--form", default="mul", choices=["mul", "cvt"])
+    build.add_argument("--form", default="mul", choices=["mul", "packed", "cvt"])
     build.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     build.add_argument("--sweep", action="store_true", help="what `tune` tries, too")
     build.add_argument("--out", type=Path, required=True, help="folder of the library")
@@ -46,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--peers",
         nargs="+",
         default=["ours", "marlin", "humming"],
-        choices=["ours", "marlin", "humming"],
+        choices=["ours", "packed", "marlin", "humming"],
         help="contenders",
     )
 
@@ -87,12 +91,12 @@ def _layout(form: str) -> "Layout":
     """Of a dense weight: as SM90, whose decode form is `mul`, has it with quack."""
     from vllm.models.flint.ops.fragments import missing_quack
 
-    return "fragments" if form == "mul" and missing_quack() is None else "row_major"
+    return "fragments" if form in ("mul", "packed") and missing_quack() is None else "row_major"
 
 
 def _layouts(form: str) -> "tuple[Layout, ...]":
     """All that a dense weight may have with a decode form, the usual one first."""
-    return ("fragments", "row_major") if form == "mul" else ("row_major",)
+    return ("row_major",) if form == "cvt" else ("fragments", "row_major")
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -137,7 +141,7 @@ def _tune(args: argparse.Namespace) -> int:
     from gemvbench.tune import Results
     from moebench import tune
 
-    form = decode_form()
+    form = "packed" if args.packed else decode_form()
     _offer(args, form)
     results = Results(args.out, args.seconds)
     decode = [kind for kind in args.kinds if kind in (tune.GATE_UP, tune.DOWN)]
@@ -145,9 +149,10 @@ def _tune(args: argparse.Namespace) -> int:
         kernels = form, _layout(form)
         tune.time_decode(results, decode, args.tokens, args.copies, *kernels)
     if tune.GROUPED in args.kinds:
-        tune.time_grouped(results, args.tokens, args.copies, args.block_t)
+        more = args.block_t, args.packed
+        tune.time_grouped(results, args.tokens, args.copies, *more)
     if "path" in args.kinds:
-        tune.time_limits(results, args.tokens, args.copies)
+        tune.time_limits(results, args.tokens, args.copies, args.packed)
     print(tune.best_table(results.rows))
     return 0
 
@@ -159,14 +164,14 @@ def _layer(args: argparse.Namespace) -> int:
     from gemvbench.tune import Results
     from moebench.layer import text_table, time_layer
 
-    _offer(args, decode_form())
+    _offer(args, "packed" if args.packed else decode_form())
     results = Results(args.out, args.seconds)
     cases = [
         Case(batch, args.context, kind == "sliding")
         for kind in args.layer
         for batch in args.tokens
     ]
-    time_layer(results, cases, args.copies)
+    time_layer(results, cases, args.copies, args.packed)
     print(text_table(results.rows))
     return 0
 

@@ -22,17 +22,20 @@ _CHECKED = 8
 # vLLM wants a step to hold a request of each of its sequences.
 _LEAST_TOKENS = 8192
 
+# On Flint's kernels: with ModelOpt's codes, and with packed ones.
+OURS = ("ours", "packed")
+
 Block = Callable[[Tokens], tuple[torch.Tensor, torch.Tensor]]
 
 
 def make_blocks(
     name: str, weights: list[BlockWeights], most_tokens: int
 ) -> list[Block]:
-    """The blocks of one contender: `ours`, or one of vLLM's MoE backends."""
-    if name == "ours":
+    """The blocks of one contender: ours, or one of vLLM's MoE backends."""
+    if name in OURS:
         from moebench.ours import Ours
 
-        return [Ours(w) for w in weights]
+        return [Ours(w, name == "packed") for w in weights]
     from moebench.stock import StockModel
 
     model = StockModel(f"stock-{name}", FLINT, max(most_tokens, _LEAST_TOKENS))

@@ -92,6 +92,16 @@ def _nvfp4(device: str, counts: list[int]) -> None:
         _decode(device, m, experts, shared)
 
 
+def _packed(device: str, counts: list[int]) -> None:
+    experts, shared_forms = _experts(device)
+    packed = experts.packed()
+    for m, shared in itertools.product(counts, shared_forms):
+        _decode(device, m, packed, shared)
+    for m in counts:
+        x, choice = _inputs(device, m)
+        grouped.grouped_experts(x, *choice, packed, None)
+
+
 def _bf16(device: str, counts: list[int]) -> None:
     sizes, dtype = _FEW_EXPERTS, torch.bfloat16
     up, down = (2 * sizes.width, sizes.hidden), (sizes.hidden, sizes.width)
@@ -121,6 +131,7 @@ PARTS = {
     "route": Part(_route, (1, 2, 16), MAX_ROUTE_TOKENS),
     "topk": Part(_topk, (1, 2, 16, 70)),
     "nvfp4": Part(_nvfp4, (1, 2, 8, 9, 32), moe.DECODE_MAX_TOKENS),
+    "packed": Part(_packed, (1, 2, 8, 9, 32), moe.DECODE_MAX_TOKENS),
     "bf16": Part(_bf16, (1, 2, 9, 33), moe.BF16_DECODE_MAX_TOKENS),
     "grouped": Part(_grouped, (33, 200)),
 }

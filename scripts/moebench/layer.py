@@ -46,12 +46,15 @@ class DecoderLayer:
     Args:
         case: The requests.
         workspace: The attention's, shared by all layers.
+        packed: Whether the experts' codes are packed.
     """
 
-    def __init__(self, case: Case, workspace: DecodeWorkspace) -> None:
+    def __init__(
+        self, case: Case, workspace: DecodeWorkspace, packed: bool = False
+    ) -> None:
         sizes = Sizes.of(FLINT)
         self.case, self.weights = case, BlockWeights.random(sizes)
-        self._workspace, self._block = workspace, Ours(self.weights)
+        self._workspace, self._block = workspace, Ours(self.weights, packed)
         self._keys = Inputs.random(case)
         self._qkv = gemv_weight(Weight.random(_QKV_ROWS, sizes.hidden))
         o_proj = Layer(sizes.hidden, HEADS * HEAD_DIM)
@@ -222,14 +225,16 @@ def _timed(layers: list[DecoderLayer], wanted: set[str]) -> float:
     return graph_us(calls)
 
 
-def time_layer(results: Results, cases: list[Case], copies: int) -> None:
+def time_layer(
+    results: Results, cases: list[Case], copies: int, packed: bool = False
+) -> None:
     """Adds rows of the layer and of each stage, for each case."""
     sms, gpu = current_gpu().sms, torch.device("cuda", torch.cuda.current_device())
     for case in tqdm(cases, desc="layer"):
         if results.out_of_time(str(case)):
             break
         workspace = DecodeWorkspace(case.batch, KV_HEADS, sms, gpu)
-        layers = [DecoderLayer(case, workspace) for _ in range(copies)]
+        layers = [DecoderLayer(case, workspace, packed) for _ in range(copies)]
         everything = [list(layer.stages().values()) for layer in layers]
         for layer, stages in zip(layers, everything, strict=True):
             _run(stages)

@@ -2,9 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """A sparse block on the overlay's kernels, on the path that its tokens take."""
 
+from dataclasses import replace
+
 import torch
 from vllm.models.flint.ops import moe
 from vllm.models.flint.ops.fragments import missing_quack, to_fragments
+from vllm.models.flint.ops.gemv.packing import pack_codes
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 from vllm.models.flint.ops.norm import add_rms_norm
 
@@ -27,7 +30,7 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, weights: BlockWeights) -> None:
+    def __init__(self, weights: BlockWeights, packed: bool = False) -> None:
         sizes = weights.sizes
         self._weights, self._top_k = weights, sizes.top_k
         experts = moe.FlintMoEWeights.from_modelopt(
@@ -38,6 +41,10 @@ class Ours:
             weights.w2_scale,
             weights.alpha2,
         )
+        if packed:
+            experts = replace(
+                experts, w1=pack_codes(experts.w1), w2=pack_codes(experts.w2)
+            )
         shared = gemv_weight(weights.gate_up), gemv_weight(weights.down)
         self.layer = moe.LLMoEWeights(weights.router, experts, *shared)
         self.counter = moe.make_route_counter(weights.router.device)

@@ -22,16 +22,21 @@ from moebench.weights import Sizes
 Variant: TypeAlias = tuple[GateUpSpec, GateUpConfig] | tuple[DownSpec, DownConfig]
 
 
+def dense_form(form: str) -> str:
+    """How the shared expert is decoded, beside experts with a decode form."""
+    return "mul" if form == "packed" else form
+
+
 def gate_up_specs(sizes: Sizes, form: str, layout: Layout) -> list[GateUpSpec]:
     """The first kernel, for every count of tokens.
 
     Args:
         sizes: Of the block.
-        form: Decode form, or bf16.
+        form: Decode form of the experts, or bf16.
         layout: Of the shared expert's weight.
     """
     routed = GemvSpec(sizes.hidden, form, True)
-    shared = GemvSpec(sizes.hidden, form, True, layout=layout)
+    shared = GemvSpec(sizes.hidden, dense_form(form), True, layout=layout)
     parts = sizes.top_k, sizes.width, routed, shared, sizes.shared
     return [GateUpSpec(*parts, tokens) for tokens in TOKEN_CASES]
 
@@ -39,7 +44,7 @@ def gate_up_specs(sizes: Sizes, form: str, layout: Layout) -> list[GateUpSpec]:
 def down_spec(sizes: Sizes, form: str, layout: Layout) -> DownSpec:
     """The second kernel; arguments are those of `gate_up_specs`."""
     routed = GemvSpec(sizes.width, form)
-    shared = GemvSpec(sizes.shared, form, layout=layout)
+    shared = GemvSpec(sizes.shared, dense_form(form), layout=layout)
     return DownSpec(sizes.top_k, sizes.hidden, routed, shared)
 
 

@@ -46,9 +46,9 @@ def scheduled(name: str, config: Any) -> Iterator[None]:
 class _Pairs:
     """The operands of both kernels on one copy of the weights."""
 
-    def __init__(self, weights: BlockWeights, m: int) -> None:
+    def __init__(self, weights: BlockWeights, m: int, packed: bool) -> None:
         sizes = weights.sizes
-        self.layer = Ours(weights).layer
+        self.layer = Ours(weights, packed).layer
         tokens = Tokens.random(m, sizes.hidden)
         self.x = tokens.normed(weights)
         self.ids = chosen(self.x, weights).int().contiguous()
@@ -103,7 +103,7 @@ def time_decode(
         kinds: Which kernels.
         tokens: Counts of tokens.
         copies: Weights in rotation.
-        form: Decode form of this GPU.
+        form: Decode form of the experts.
         layout: Of the shared expert's weight on this GPU.
     """
     sizes = Sizes.of(FLINT)
@@ -121,7 +121,7 @@ def time_decode(
             GATE_UP: list(sets.gate_up_sweep(first)),
             DOWN: list(sets.down_sweep(second)),
         }
-        pairs = [_Pairs(w, m) for w in weights]
+        pairs = [_Pairs(w, m, form == "packed") for w in weights]
         experts = sum(met(p.ids) for p in pairs) / len(pairs)
         for kind in kinds:
             passes = 2 if kind == GATE_UP else 1
@@ -138,7 +138,11 @@ def time_decode(
 
 
 def time_grouped(
-    results: Results, tokens: list[int], copies: int, blocks_t: list[int]
+    results: Results,
+    tokens: list[int],
+    copies: int,
+    blocks_t: list[int],
+    packed: bool = False,
 ) -> None:
     """Adds rows for schedules of the grouped GEMM: one of its two GEMMs at a time.
 
@@ -147,11 +151,12 @@ def time_grouped(
         tokens: Counts of tokens.
         copies: Weights in rotation.
         blocks_t: Rows of an expert in a tile; what is picked where there are none.
+        packed: Whether the experts' codes are packed.
     """
     sizes = Sizes.of(FLINT)
     weights = [BlockWeights.random(sizes) for _ in range(copies)]
     for m in tokens:
-        pairs = [_Pairs(w, m) for w in weights]
+        pairs = [_Pairs(w, m, packed) for w in weights]
         experts = sum(met(p.ids) for p in pairs) / len(pairs)
         size = 3 * experts * weight_bytes(sizes.width, sizes.hidden, False)
         picked = pick_config(m * sizes.top_k, sizes.experts)
@@ -168,7 +173,9 @@ def time_grouped(
             ]
             row = {"kind": GROUPED, "m": m, "config": asdict(config)}
             _time(results, size, calls, **row, is_picked=config == picked)
-        if missing_quack() is None and not results.out_of_time(f"quack at {m} tokens"):
+        # quack dequantizes what is not packed.
+        quack = missing_quack() is None and not packed
+        if quack and not results.out_of_time(f"quack at {m} tokens"):
             _time_quack(results, size, pairs, m)
         results.save()
 
@@ -190,11 +197,13 @@ def _time_quack(results: Results, size: float, pairs: list[_Pairs], m: int) -> N
     _time(results, size, calls(held), **row, config="quack on BF16 weights")
 
 
-def time_limits(results: Results, tokens: list[int], copies: int) -> None:
+def time_limits(
+    results: Results, tokens: list[int], copies: int, packed: bool = False
+) -> None:
     """Adds rows for the paths of a block around the limits between them."""
     sizes = Sizes.of(FLINT)
     weights = [BlockWeights.random(sizes) for _ in range(copies)]
-    blocks = [Ours(w) for w in weights]
+    blocks = [Ours(w, packed) for w in weights]
     paths = {
         "three launches": {"LL_MOE_MAX_TOKENS": 1 << 30, "DECODE_MAX_TOKENS": 1 << 30},
         "two launches": {"LL_MOE_MAX_TOKENS": 0, "DECODE_MAX_TOKENS": 1 << 30},

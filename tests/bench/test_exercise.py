@@ -149,16 +149,22 @@ class TestExperts:
         functools.partial(parts.run_parts, moebench.exercise.PARTS, device="cpu")
     )
 
+    @pytest.mark.parametrize(("part", "form"), [("nvfp4", "mul"), ("packed", "packed")])
     def test_every_served_variant_of_one_rank_is_launched(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, part: str, form: str
     ):
+        from vllm.models.flint.ops.experts import align
+
         seen: list[tuple] = []
         for name in ("gate_up_variant", "down_variant"):
             monkeypatch.setattr(moe_gemv, name, recorder(seen))
-        self.run(["nvfp4"], None)
+        stand_in(monkeypatch, align, "_group_kernel")
+        names = "grouped_gemm", "permute_rows", "combine_pairs"
+        stand_in(monkeypatch, grouped, *names)
+        self.run([part], None)
         launched = {variant for variant, _ in seen}
         for layout in ("row_major", "fragments"):
-            served = moe_sets.served("mul", layout, tps=(1,))
+            served = moe_sets.served(form, layout, tps=(1,))
             # Only BF16 experts take as many tokens as the largest case.
             most = moe.DECODE_MAX_TOKENS
             served = [v for v in served if getattr(v[0], "max_tokens", 0) <= most]

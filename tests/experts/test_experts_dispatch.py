@@ -10,6 +10,7 @@ import torch
 from vllm.models.flint.ops import moe_gemv, nvfp4_gemv
 from vllm.models.flint.ops.device import Gpu
 from vllm.models.flint.ops.experts.spec import TOKEN_CASES
+from vllm.models.flint.ops.gemv.packing import pack_codes
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from support.experts import Experts, SharedLinear, random_routes
@@ -87,6 +88,16 @@ def test_without_shared_expert_and_scales(launches: list[tuple]) -> None:
     assert (spec.routed.form, spec.shared) == ("bf16", None)
     assert arguments[3:5] == (None, None)
     assert arguments[6:] == (None,) * 4
+
+
+def test_packed_codes(launches: list[tuple]) -> None:
+    first = first_arguments(3)
+    moe_gemv.gate_up(**first | {"w1": pack_codes(first["w1"])})
+    ((spec, _, arguments),) = launches
+    assert (spec.routed.form, spec.shared.form) == ("packed", "mul")
+    assert torch.equal(arguments[2], pack_codes(first["w1"]))
+    with pytest.raises(ValueError, match="x must be BF16"):
+        moe_gemv.gate_up(**first | {"w1": first["w1"].int()})
 
 
 def test_no_tokens_launch_nothing(launches: list[tuple]) -> None:

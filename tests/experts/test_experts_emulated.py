@@ -47,6 +47,7 @@ def check_gate_up(
     bf16: bool = False,
     pad: int = 0,
     config: GateUpConfig | None = None,
+    form: str = "mul",
 ) -> None:
     """Runs one variant on x whose rows lie `pad` elements apart."""
     m, top_k = ids.shape
@@ -56,7 +57,7 @@ def check_gate_up(
     shared = None
     if kind is not None:
         shared = SharedLinear.random(kind, 512, hidden, generator)
-    routed = GemvSpec(hidden, "bf16" if bf16 else "mul", True)
+    routed = GemvSpec(hidden, "bf16" if bf16 else form, True)
     case = next(tokens for tokens in TOKEN_CASES if m <= tokens)
     own = part(hidden, kind, True)
     spec = GateUpSpec(top_k, width, routed, own, 256 if own else 0, case)
@@ -112,6 +113,7 @@ def check_down(
     kind: SharedKind | None,
     bf16: bool = False,
     config: DownConfig | None = None,
+    form: str = "mul",
 ) -> None:
     generator = torch.Generator().manual_seed(hidden + m)
     experts = Experts.random(COUNT, hidden, width, generator, bf16)
@@ -122,7 +124,7 @@ def check_down(
         linear = SharedLinear.random(kind, hidden, shared_width, generator)
         own = torch.randn(m, shared_width, generator=generator).bfloat16()
         shared = own, linear
-    routed = GemvSpec(width, "bf16" if bf16 else "mul")
+    routed = GemvSpec(width, "bf16" if bf16 else form)
     spec = DownSpec(TOP_K, hidden, routed, part(shared_width, kind))
     config = config or down_config(spec, m == 1)
     out = run_down(spec, config, act, ids, tw, experts, shared)
@@ -146,3 +148,10 @@ def test_down_schedules(kind: SharedKind, config: DownConfig) -> None:
 
 def test_down_at_model_width() -> None:
     check_down(512, 128, 1024, 1, "fragments")
+
+
+@pytest.mark.parametrize("m", [1, 2, 9])
+def test_packed_codes(m: int) -> None:
+    """Beside a shared expert in quack's order, as on SM90."""
+    check_gate_up(256, 128, routes(m), "fragments", form="packed")
+    check_down(128, 256, 256, m, "fragments", form="packed")

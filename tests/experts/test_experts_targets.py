@@ -18,15 +18,17 @@ from vllm.models.flint.ops.experts.spec import (
 from vllm.models.flint.ops.gemv.config import GemvSpec
 nvfp4, folder = sys.argv[1:]
 layout = "fragments" if nvfp4 == "mul" else "row_major"
-for kind in ("nvfp4", "bf16"):
-    form = "bf16" if kind == "bf16" else nvfp4
-    own = "row_major" if kind == "bf16" else layout
+forms = {"nvfp4": nvfp4, "bf16": "bf16"}
+if nvfp4 == "mul":
+    forms["packed"] = "packed"
+for kind, form in forms.items():
+    own, dense = ("row_major", form) if kind == "bf16" else (layout, nvfp4)
     for case in TOKEN_CASES:
-        both = [GemvSpec(2048, form, True, layout=x) for x in ("row_major", own)]
-        spec = GateUpSpec(6, 512, both[0], both[1], 1024, case)
+        shared = GemvSpec(2048, dense, True, layout=own)
+        spec = GateUpSpec(6, 512, GemvSpec(2048, form, True), shared, 1024, case)
         cubin = compiled_files(compile_gate_up, spec, gate_up_config(spec))["cubin"]
         pathlib.Path(folder, f"gate_up-{kind}-{case}.cubin").write_bytes(cubin)
-    spec = DownSpec(6, 2048, GemvSpec(512, form), GemvSpec(1024, form, layout=own))
+    spec = DownSpec(6, 2048, GemvSpec(512, form), GemvSpec(1024, dense, layout=own))
     for one in (True, False):
         cubin = compiled_files(compile_down, spec, down_config(spec, one))["cubin"]
         pathlib.Path(folder, f"down-{kind}-{int(one)}.cubin").write_bytes(cubin)
@@ -41,13 +43,14 @@ def nvfp4_form(target: str) -> str:
 def test_compiles_for_target(target: str, tmp_path: Path) -> None:
     compile_for(target, SCRIPT, tmp_path, nvfp4_form(target))
     cubins = sorted(tmp_path.glob("*.cubin"))
-    assert len(cubins) == 12
+    assert len(cubins) == (18 if nvfp4_form(target) == "mul" else 12)
     for cubin in cubins:
         sass = sass_without_spills(cubin)
         kernel, kind, *case = cubin.stem.split("-")
         assert "HMMA.16816.F32.BF16" in sass
         converts = kind == "nvfp4" and nvfp4_form(target) == "cvt"
         assert ("F2FP.BF16.E2M1" in sass) == converts
+        assert ("SHF.R.W" in sass) == (kind == "packed")
         # Two kinds of CTAs or warps, each with its wait; what follows is released
         # after it.
         assert sass.count("ACQBULK") == 2

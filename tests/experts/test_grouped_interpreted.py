@@ -3,6 +3,7 @@
 """The grouped GEMM of the experts, in Triton's interpreter, against the contract."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,15 @@ def test_grouping(grouped, count: int, experts: int) -> None:
     ids = torch.randint(0, experts, (count, 2), generator=generator).int()
     ids[ids == 3] = 2
     check_groups(grouped.group_pairs(ids, 16, experts), ids, experts)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_packed_codes_give_the_same_bits(grouped, count: int) -> None:
+    experts = draw_experts()
+    tokens = Tokens(count, 3, 5, 128)
+    expected = tokens.run(grouped, experts)
+    packed = replace(experts, weights=experts.weights.packed())
+    assert torch.equal(tokens.run(grouped, packed), expected)
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])

@@ -19,7 +19,8 @@ SHARED = {90: 227, 100: 227, 103: 227, 120: 99, 80: 163}
 BUILT = [
     (capability, f"{name}-{config.block_t}")
     for capability in SHARED
-    for name in ("gate-up", "down")
+    for name in ("gate-up", "down", "ordered-gate-up", "ordered-down")
+    if capability == 90 or not name.startswith("ordered")
     for config in picked_configs(divmod(capability, 10))
 ]
 

@@ -40,6 +40,7 @@ from support.moe_layers import (
     one_rank,
     sparse_weights,
 )
+from support.packing import unpack_words
 from tinymodel import SPECS
 from tinymodel.specs import config_json
 
@@ -58,6 +59,8 @@ def expert(weight: torch.Tensor, scale: Any, alpha: Any, index: int) -> ops.Weig
     """One expert's matrix, as the kernels' arguments describe it."""
     if scale is None:
         return weight[index]
+    if weight.dtype == torch.int32:
+        weight = unpack_words(weight)
     rows, width = weight.shape[1:]
     scales = unswizzle_scales(scale[index], rows, width // 8)
     return Nvfp4Weight(weight[index], scales, alpha[index].item())
@@ -188,11 +191,11 @@ def bf16_weight(layer: torch.nn.Module) -> GemvWeight | str:
 class Layer:
     """A loaded block, and what the contract says of it."""
 
-    def __init__(self, quantized: bool) -> None:
+    def __init__(self, quantized: bool, packed: bool = False) -> None:
         family = "nvfp4" if quantized else "bf16"
         self.weights = sparse_weights(SPEC, family)
         with marlin_on_cpu():
-            self.block, self.config = make_block(SPEC, quantized)
+            self.block, self.config = make_block(SPEC, quantized, packed=packed)
         record_metadata_for_reloading(self.block)
         load_block(self.block, self.weights)
         experts = self.block.experts.routed_experts
@@ -240,18 +243,27 @@ DECODE = ["gate_up", "down_combine"]
 SHARED = ["shared"]
 
 
-@pytest.mark.parametrize("quantized", [True, False])
+KINDS = [
+    pytest.param(True, True, id="packed"),
+    pytest.param(True, False, id="nvfp4"),
+    pytest.param(False, False, id="bf16"),
+]
+
+
+@pytest.mark.parametrize(("quantized", "packed"), KINDS)
 def test_each_path_gives_the_contracts_answer(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool, packed: bool
 ) -> None:
     monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
-    layer = Layer(quantized)
+    monkeypatch.setattr(moe_layer, "decode_form", lambda: "mul")
+    layer = Layer(quantized, packed)
     layer.prepare(kernels)
     wanted = FlintNvfp4Experts if quantized else FlintBf16DecodeMoE
     method = layer.block.experts.routed_experts.quant_method
     assert type(method) is wanted
     ((_, (weights, up, down, *rest)),) = kernels.calls
     assert weights is method.weights
+    assert weights.is_packed == packed
     assert (up.shape.n, down.shape.n) == (2 * 64, SPEC.hidden_size)
     assert rest == [SPEC.num_experts_per_tok, method.max_decode_tokens]
     most = method.max_decode_tokens
@@ -338,16 +350,17 @@ def test_one_copy_of_the_weights(kernels: Kernels) -> None:
     assert experts.w2_weight.data_ptr() == weights.w2.data_ptr()
 
 
-@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize(("quantized", "packed"), KINDS)
 def test_reload_keeps_one_copy_where_graphs_read_it(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool, packed: bool
 ) -> None:
     monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
+    monkeypatch.setattr(moe_layer, "decode_form", lambda: "mul")
     # A CPU reorders dense weights for itself.
     monkeypatch.setattr(
         UnquantizedLinearMethod, "process_weights_after_loading", lambda *a: None
     )
-    layer = Layer(quantized)
+    layer = Layer(quantized, packed)
     layer.prepare(kernels)
     experts = layer.block.experts.routed_experts
     method = experts.quant_method
@@ -359,6 +372,14 @@ def test_reload_keeps_one_copy_where_graphs_read_it(
     assert experts.w2_weight.data_ptr() == method.weights.w2.data_ptr()
     for tokens in (1, mlp.LL_MOE_MAX_TOKENS + 1, method.max_decode_tokens + 1):
         layer.check(tokens)
+
+
+def test_other_gpus_keep_modelopts_codes(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_layer, "decode_form", lambda: "cvt")
+    experts = Layer(quantized=True, packed=True).block.experts.routed_experts
+    assert not experts.quant_method.weights.is_packed
 
 
 def test_unequal_global_scales_are_named(kernels: Kernels) -> None:

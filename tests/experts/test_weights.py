@@ -11,6 +11,7 @@ from vllm.models.flint.ops.experts.weights import (
     LLMoEWeights,
     layer_operands,
 )
+from vllm.models.flint.ops.gemv.packing import pack_codes
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from contract.nvfp4 import swizzle_scales
@@ -66,6 +67,21 @@ def test_from_modelopt(hidden: int, width: int, dtype: torch.dtype) -> None:
     assert not weights.is_bf16
     assert weights.num_experts == EXPERTS
     assert (weights.hidden, weights.intermediate) == (hidden, width)
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_packed_in_place(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr("vllm.models.flint.ops.experts.weights._PACKED_BYTES", at_once)
+    given = modelopt()
+    expected = [pack_codes(given[name]) for name in ("w1", "w2")]
+    weights = FlintMoEWeights.from_modelopt(**given)
+    packed = weights.packed()
+    assert packed.is_packed and not weights.is_packed
+    for name, words in zip(("w1", "w2"), expected, strict=True):
+        found = getattr(packed, name)
+        assert torch.equal(found, words)
+        assert found.data_ptr() == given[name].data_ptr()
+    assert (packed.hidden, packed.intermediate) == (HIDDEN, WIDTH)
 
 
 def test_bf16_experts() -> None:

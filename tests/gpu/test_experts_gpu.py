@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from vllm.models.flint.ops.gemv.packing import pack_codes
 from vllm.models.flint.ops.moe_gemv import down_combine, gate_up
+from vllm.models.flint.ops.nvfp4_gemv import decode_form
 
 from support.experts import (
     Experts,
@@ -67,6 +69,8 @@ def layer_of(
 class Step:
     """A step's inputs and poisoned outputs; `launch` may be repeated."""
 
+    packed = False
+
     def __init__(self, layer: Layer, ids: torch.Tensor, tw: torch.Tensor, pad: int = 0):
         self.layer, self.ids, self.tw = layer, ids, tw
         self.m = len(ids)
@@ -101,9 +105,10 @@ class Step:
         none = (None, None, None)
         first = none if layer.shared_first is None else layer.shared_first.operands
         second = none if layer.shared_second is None else layer.shared_second.operands
-        experts = (layer.first.weight, layer.first.scales, layer.first.alpha)
+        pack = pack_codes if self.packed else torch.Tensor.contiguous
+        experts = (pack(layer.first.weight), layer.first.scales, layer.first.alpha)
         gate_up(self.x, self.ids, *experts, self.act, *first, self.shared_act, pdl)
-        experts = (layer.second.weight, layer.second.scales, layer.second.alpha)
+        experts = (pack(layer.second.weight), layer.second.scales, layer.second.alpha)
         down_combine(
             self.act,
             self.ids,
@@ -144,6 +149,14 @@ class Step:
 @pytest.mark.parametrize("m", TOKENS)
 def test_token_counts(m: int, pdl: bool) -> None:
     Step.random(layer_of("fragments"), m, pad=8 * (m % 3)).run(pdl)
+
+
+@pytest.mark.skipif(decode_form() != "mul", reason="packed codes are for integers")
+@pytest.mark.parametrize("m", TOKENS)
+def test_packed_codes(m: int) -> None:
+    step = Step.random(layer_of("fragments"), m)
+    step.packed = True
+    step.run()
 
 
 @pytest.mark.parametrize("kind", ["row_major", "bf16", None])

@@ -3,11 +3,14 @@
 """The experts' grouped GEMM on a GPU, at the model's shapes, against the contract."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 from vllm.models.flint.ops.experts import grouped
 from vllm.models.flint.ops.experts.grouped_config import GroupedConfig, picked_configs
+from vllm.models.flint.ops.experts.weights import FlintMoEWeights
+from vllm.models.flint.ops.gemv.packing import pack_codes as pack_bits
 
 from contract.nvfp4 import NAN_SCALE_BYTES, dequantize, pack_codes, swizzle_scales
 from support.grouped import Experts, check_groups
@@ -33,6 +36,12 @@ def poisoned_allocator() -> None:
     sizes = (4096, 65536, 1 << 21, 1 << 25, 1 << 27)
     blocks = [torch.full((n,), float("nan"), device=DEVICE) for n in sizes]
     del blocks
+
+
+@functools.cache
+def packed() -> FlintMoEWeights:
+    weights = experts().weights
+    return replace(weights, w1=pack_bits(weights.w1), w2=pack_bits(weights.w2))
 
 
 class Tokens:
@@ -177,3 +186,11 @@ def test_every_code_and_scale_is_exact(config: GroupedConfig) -> None:
 def test_warm_up() -> None:
     grouped.warmup_grouped(experts().weights, TOP_K, shared=True)
     torch.cuda.synchronize()
+
+
+@each_config
+def test_packed_codes_give_the_same_bits(config: GroupedConfig) -> None:
+    tokens = Tokens(100)
+    more = tokens.tw, packed(), tokens.shared, config
+    out = grouped.grouped_experts(tokens.x, tokens.ids, *more)
+    assert torch.equal(out, tokens.run(config))

@@ -59,13 +59,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 class Layer:
     """A loaded block, and what the contract says of it."""
 
-    def __init__(self, quantized: bool, plain_shared: bool) -> None:
+    def __init__(self, quantized: bool, plain_shared: bool, packed: bool) -> None:
         self.quantized = quantized
         family = "nvfp4" if quantized else "bf16"
         weights = sparse_weights(WIDE, family, plain_shared)
         self.weights = {n: plain(w).double().to(DEVICE) for n, w in weights.items()}
         with torch.device(DEVICE):
-            self.block, self.config = make_block(WIDE, quantized, plain_shared)
+            self.block, self.config = make_block(
+                WIDE, quantized, plain_shared, packed
+            )
         assert self.block.uses_kernels
         install_flint_dense_kernels(self.block)
         load_block(self.block, weights)
@@ -111,11 +113,12 @@ class Layer:
 
 @functools.cache
 def layer_of(kind: str) -> Layer:
-    """NVFP4 all through, beside a BF16 shared expert, or BF16 all through."""
-    return Layer(quantized=kind != "bf16", plain_shared=kind != "nvfp4")
+    """NVFP4 all through, also packed; beside a BF16 shared expert; BF16 all through."""
+    plain_shared = kind in ("mixed", "bf16")
+    return Layer(kind != "bf16", plain_shared, packed=kind == "packed")
 
 
-@pytest.fixture(params=["nvfp4", "mixed", "bf16"])
+@pytest.fixture(params=["nvfp4", "packed", "mixed", "bf16"])
 def layer(request: pytest.FixtureRequest) -> Layer:
     return layer_of(request.param)
 

@@ -12,7 +12,8 @@ from vllm.models.flint.kernel_switch import norm_class, why_off
 from vllm.models.flint.ops.norm import RMSNorm
 from vllm.platforms.interface import DeviceCapability
 
-PARTS = ("linears", "attention", "NVFP4 experts", "BF16 experts")
+CHECKED = ("linears", "attention", "NVFP4 experts")
+PARTS = (*CHECKED, "BF16 experts", "packed experts")
 
 
 def config(**options: Any) -> Any:
@@ -48,7 +49,7 @@ def test_without_one_only_what_was_checked_there_is_on(
     capability, part: Any, given: Any
 ) -> None:
     off = why_off(given, part)
-    if capability == (9, 0) and part != "BF16 experts":
+    if capability == (9, 0) and part in CHECKED:
         assert off is None
     else:
         assert off is not None and part in off and '{"flint_kernels": true}' in off

@@ -11,6 +11,7 @@ from vllm.models.flint.ops.experts.spec import (
     GateUpConfig,
     GateUpSpec,
 )
+from vllm.models.flint.ops.gemv.packing import pack_codes
 
 from ptx.compiled import compiled_files
 from ptx.emulator import GlobalMemory, PtxKernel
@@ -33,8 +34,9 @@ class ExpertRun:
         place = self.memory.add(tensor.numpy())
         self.params.append(struct.pack("<Q" + form, place, *values))
 
-    def add_experts(self, experts: Experts) -> None:
-        for tensor in (experts.weight, experts.scales, experts.alpha):
+    def add_experts(self, experts: Experts, packed: bool) -> None:
+        weight = pack_codes(experts.weight) if packed else experts.weight
+        for tensor in (weight, experts.scales, experts.alpha):
             self.add(tensor, "i4x", experts.count)
 
     def add_shared(self, shared: SharedLinear | None) -> None:
@@ -69,7 +71,7 @@ def run_gate_up(
     run = ExpertRun()
     run.add(x, "i4xq", m, x.stride(0))
     run.add(ids, "i4x", pairs)
-    run.add_experts(experts)
+    run.add_experts(experts, spec.routed.form == "packed")
     run.add(act, "i4x", pairs)
     run.add_shared(shared)
     run.add(shared_act, "i4x", m)
@@ -98,7 +100,7 @@ def run_down(
     run.add(act, "i4x", pairs)
     run.add(ids, "i4x", pairs)
     run.add(tw, "i4x", pairs)
-    run.add_experts(experts)
+    run.add_experts(experts, spec.routed.form == "packed")
     if shared is not None:
         run.add(shared[0], "i4x", m)
         run.add_shared(shared[1])

@@ -6,6 +6,7 @@ A program, since a CPU build of vLLM imports no Triton: arguments are a compute
 capability, such as 90, and a folder for the cubin and PTX of every configuration.
 """
 
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,20 +94,24 @@ def main(capability: int, folder: Path) -> None:
         warps = constants.pop("num_warps")
         found.append(Built(f"group-{block_t}", align._group_kernel, constants, warps))
         sizes = ("gate-up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)
-        for (name, n, k), gemm in zip(sizes, (config.gate_up, config.down)):
+        gemms = zip(sizes, (config.gate_up, config.down))
+        # Packed codes are for SM90.
+        orders = (False, True) if capability == 90 else (False,)
+        for ((name, n, k), gemm), ordered in itertools.product(gemms, orders):
             gated = name == "gate-up"
             constants = {
                 "N": n,
                 "K": k,
                 "SHARE": TOP_K if gated else 1,
                 "GATED": gated,
+                "ORDERED": ordered,
                 "PACKED": True,
                 "BLOCK_N": gemm.block_n,
                 "BLOCK_T": block_t,
                 "BLOCK_K": gemm.block_k,
             }
             kernel = grouped_kernel.grouped_gemm
-            name = f"{name}-{block_t}"
+            name = f"{'ordered-' if ordered else ''}{name}-{block_t}"
             found.append(Built(name, kernel, constants, gemm.warps, gemm.stages))
     for kernel in found:
         kernel.write(capability, folder)

@@ -16,7 +16,9 @@ from vllm.platforms import current_platform
 
 from .ops.norm import RMSNorm
 
-Part: TypeAlias = Literal["linears", "attention", "NVFP4 experts", "BF16 experts"]
+Part: TypeAlias = Literal[
+    "linears", "attention", "NVFP4 experts", "BF16 experts", "packed experts"
+]
 
 OPTION = "flint_kernels"
 # Compute capabilities, times ten, of the GPUs that the kernels are written for.
@@ -27,6 +29,8 @@ _COMPARED: dict[Part, tuple[int, ...]] = {
     "attention": (90,),
     "NVFP4 experts": (90,),
     "BF16 experts": (),
+    # NVFP4 experts whose codes' bits are put in another order.
+    "packed experts": (),
 }
 
 

@@ -9,6 +9,10 @@ import torch
 from .gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
 from .gemv.tables import Shape
 
+# Columns of a weight in one element of each type that it may have: ModelOpt's codes,
+# packed ones (``gemv/packing.py``), BF16.
+COLUMNS = {torch.uint8: 2, torch.int32: 8, torch.bfloat16: 1}
+
 
 @dataclass(frozen=True)
 class GemvWeight:

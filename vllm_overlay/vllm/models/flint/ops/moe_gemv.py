@@ -25,7 +25,7 @@ from .experts.spec import (
 from .experts.variants import down_variant, gate_up_variant
 from .gemv.config import GemvSpec
 from .gemv.tables import Shape
-from .gemv_weight import GemvWeight, swizzled_bytes
+from .gemv_weight import COLUMNS, GemvWeight, swizzled_bytes
 from .nvfp4_gemv import decode_form, with_aligned_rows
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def gate_up(
     Args:
         x: BF16 [M, H], unit inner stride, M at most ``MAX_TOKENS``.
         ids: int32 [M, top_k], each token's experts.
-        w1: the experts' [gate | up]: uint8 [E, 2 * I, H / 2] in ModelOpt's layout, or
-            BF16 [E, 2 * I, H].
+        w1: the experts' [gate | up]: uint8 [E, 2 * I, H / 2] in ModelOpt's layout,
+            int32 [E, 2 * I, H / 8] in that of ``pack_codes``, or BF16 [E, 2 * I, H].
         w1_sf: uint8 [E, any]: for each expert the E4M3 bytes of [2 * I, H / 16] in the
             128x4 swizzle; None for BF16.
         alpha: the experts' global scales, FP32 [E]; None for BF16.
@@ -90,7 +90,8 @@ def gate_up(
         raise ValueError(f"at most {MAX_TOKENS} tokens fit, got {m}")
     case = next(tokens for tokens in TOKEN_CASES if m <= tokens)
     shared_shape = None if shared is None else shared.shape
-    gate_up_variant(*_gate_up(shape, shared_shape, top_k, case, pdl))(
+    packed = w1.dtype == torch.int32
+    gate_up_variant(*_gate_up(shape, shared_shape, top_k, case, pdl, packed))(
         with_aligned_rows(x),
         ids.view(-1),
         weight,
@@ -125,8 +126,8 @@ def down_combine(
         act: BF16 [M * top_k, I], as ``gate_up`` wrote it.
         ids: int32 [M, top_k], each token's experts.
         tw: their weights, FP32 [M, top_k].
-        w2: the experts' down projections: uint8 [E, H, I / 2] in ModelOpt's layout, or
-            BF16 [E, H, I].
+        w2: the experts' down projections: uint8 [E, H, I / 2] in ModelOpt's layout,
+            int32 [E, H, I / 8] in that of ``pack_codes``, or BF16 [E, H, I].
         w2_sf: uint8 [E, any]: for each expert the E4M3 bytes of [H, I / 16] in the
             128x4 swizzle; None for BF16.
         alpha2: the experts' global scales, FP32 [E]; None for BF16.
@@ -161,7 +162,8 @@ def down_combine(
     if m == 0:
         return
     shared_shape = None if shared is None else shared.shape
-    down_variant(*_down(shape, shared_shape, top_k, m == 1, pdl))(
+    packed = w2.dtype == torch.int32
+    down_variant(*_down(shape, shared_shape, top_k, m == 1, pdl, packed))(
         act,
         ids.view(-1),
         tw.view(-1),
@@ -221,12 +223,13 @@ def _variants(
     shared_first = None if shared_gate_up is None else shared_gate_up.shape
     shared_second = None if shared_down is None else shared_down.shape
     shape = _expert_shape(weights.w1, silu_mul=True)
+    down_shape, packed = _expert_shape(weights.w2), weights.w1.dtype == torch.int32
     smaller = [tokens for tokens in TOKEN_CASES if tokens < max_tokens]
     cases = TOKEN_CASES[: len(smaller) + 1]
     return (
-        [_gate_up(shape, shared_first, top_k, case, pdl) for case in cases],
+        [_gate_up(shape, shared_first, top_k, case, pdl, packed) for case in cases],
         [
-            _down(_expert_shape(weights.w2), shared_second, top_k, one_token, pdl)
+            _down(down_shape, shared_second, top_k, one_token, pdl, packed)
             for one_token in (True, False)
         ],
     )
@@ -234,12 +237,12 @@ def _variants(
 
 @functools.cache
 def _gate_up(
-    shape: Shape, shared: Shape | None, top_k: int, case: int, pdl: bool
+    shape: Shape, shared: Shape | None, top_k: int, case: int, pdl: bool, packed: bool
 ) -> tuple[GateUpSpec, GateUpConfig]:
     spec = GateUpSpec(
         top_k,
         shape.n // 2,
-        _gemv_spec(shape, True, pdl),
+        _gemv_spec(shape, True, pdl, packed),
         None if shared is None else _gemv_spec(shared, True, pdl),
         0 if shared is None else shared.n // 2,
         case,
@@ -249,32 +252,39 @@ def _gate_up(
 
 @functools.cache
 def _down(
-    shape: Shape, shared: Shape | None, top_k: int, one_token: bool, pdl: bool
+    shape: Shape,
+    shared: Shape | None,
+    top_k: int,
+    one_token: bool,
+    pdl: bool,
+    packed: bool,
 ) -> tuple[DownSpec, DownConfig]:
     spec = DownSpec(
         top_k,
         shape.n,
-        _gemv_spec(shape, False, pdl),
+        _gemv_spec(shape, False, pdl, packed),
         None if shared is None else _gemv_spec(shared, False, pdl),
     )
     return spec, down_config(spec, one_token)
 
 
-def _gemv_spec(shape: Shape, silu_mul: bool, pdl: bool) -> GemvSpec:
-    form = "bf16" if shape.bf16 else decode_form()
+def _gemv_spec(
+    shape: Shape, silu_mul: bool, pdl: bool, packed: bool = False
+) -> GemvSpec:
+    form = "bf16" if shape.bf16 else "packed" if packed else decode_form()
     return GemvSpec(shape.k, form, silu_mul, pdl=pdl, layout=shape.layout)
 
 
 def _expert_shape(weight: torch.Tensor, silu_mul: bool = False) -> Shape:
     """One expert's matrix."""
     _, rows, width = weight.shape
-    bf16 = weight.dtype == torch.bfloat16
-    return Shape(rows, width if bf16 else 2 * width, silu_mul, bf16)
+    k = width * COLUMNS[weight.dtype]
+    return Shape(rows, k, silu_mul, weight.dtype == torch.bfloat16)
 
 
 def _expert_words(weight: torch.Tensor, name: str) -> torch.Tensor:
-    if weight.dtype not in (torch.uint8, torch.bfloat16) or weight.dim() != 3:
-        raise ValueError(f"{name} must be uint8 or BF16 [experts, rows, width]")
+    if weight.dtype not in COLUMNS or weight.dim() != 3:
+        raise ValueError(f"{name} must be uint8, int32 or BF16 [experts, rows, width]")
     if not weight.is_contiguous():
         raise ValueError(f"{name} must be contiguous")
     return weight.view(torch.int32)
@@ -329,7 +339,7 @@ def _check_scales(
         if scales is not None or alpha is not None:
             raise ValueError("BF16 experts must have no scales")
         return
-    expected = (experts, swizzled_bytes(rows, 2 * width))
+    expected = (experts, swizzled_bytes(rows, width * COLUMNS[weight.dtype]))
     if scales is None or scales.dtype != torch.uint8 or scales.shape != expected:
         raise ValueError(f"the experts' scales must be uint8 {list(expected)}")
     if not scales.is_contiguous():

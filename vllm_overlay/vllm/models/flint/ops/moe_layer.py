@@ -30,6 +30,7 @@ from .experts.dispatch import (
 from .experts.grouped import warmup_grouped
 from .experts.weights import FlintMoEWeights, LLMoEWeights
 from .moe_gemv import warmup_experts
+from .nvfp4_gemv import decode_form
 
 __all__ = [
     "FlintBf16DecodeMoE",
@@ -131,6 +132,8 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
 
     supports_pre_processed_weights = False
     max_decode_tokens = DECODE_MAX_TOKENS
+    # Whether codes are packed once they are loaded.
+    packs = False
 
     def warmup(self, fused: LLMoEWeights | None, top_k: int) -> None:
         """Compile what any count of tokens may launch; see ``FlintExperts.warmup``."""
@@ -147,7 +150,7 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
         return FusedMoEQuantConfig.make()
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
-        """Swizzle the block scales; codes stay where they are.
+        """Swizzle the block scales, and pack codes where they are, if asked to.
 
         Raises:
             ValueError: an expert's gate and up differ in their global scale.
@@ -166,7 +169,7 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
         replace_parameter(layer, "w13_weight_scale", weights.w1_scale)
         replace_parameter(layer, "w13_weight_scale_2", weights.alpha1)
         replace_parameter(layer, "w2_weight_scale", weights.w2_scale)
-        self._keep(weights)
+        self._keep(weights.packed() if self.packs else weights)
 
     def apply(
         self,
@@ -240,18 +243,21 @@ class FlintBf16DecodeMoE(FlintExperts, UnquantizedFusedMoEMethod):
         return routed if shared is None else routed + shared
 
 
-def install_flint_experts(layer: RoutedExperts) -> None:
+def install_flint_experts(layer: RoutedExperts, pack: bool = False) -> None:
     """Put Flint's method in the place of the one that vLLM chose.
 
     Args:
         layer: routed experts with parameters that are not loaded yet, which
             ``moe_path.why_not_kernels`` has nothing against.
+        pack: whether the bits of NVFP4 codes may get another order (``pack_codes``),
+            where this GPU decodes them in integers.
 
     """
     chosen = layer.quant_method
     method: ModelOptNvFp4FusedMoE | UnquantizedFusedMoEMethod
     if isinstance(chosen, ModelOptNvFp4FusedMoE):
         method = FlintNvfp4Experts(chosen.quant_config, layer.moe_config)
+        method.packs = pack and decode_form() == "mul"
     else:
         method = FlintBf16DecodeMoE(layer.moe_config)
     layer._replace_quant_method(method)

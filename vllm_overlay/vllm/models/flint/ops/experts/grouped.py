@@ -13,6 +13,7 @@ import torch
 
 from vllm.triton_utils import triton
 
+from ..gemv_weight import COLUMNS
 from .align import Groups, group_pairs
 from .chain import chained
 from .grouped_config import GemmConfig, GroupedConfig, pick_config, picked_configs
@@ -20,7 +21,7 @@ from .grouped_kernel import combine_pairs, grouped_gemm, permute_rows
 from .weights import FlintMoEWeights
 
 # Widths are multiples of what shares one word of block scales, rows of their swizzle.
-_COLUMNS = 64
+_WIDTHS = 64
 _ROWS = 128
 _COMBINE_BLOCK = 1024
 
@@ -30,7 +31,7 @@ def grouped_fits(weights: FlintMoEWeights) -> bool:
     return (
         not weights.is_bf16
         and weights.hidden % _ROWS == 0
-        and weights.intermediate % _COLUMNS == 0
+        and weights.intermediate % _WIDTHS == 0
     )
 
 
@@ -132,7 +133,8 @@ def launch_gemm(
 
     Args:
         x: BF16 [pairs / share, K], contiguous and permuted.
-        operands: uint8 [E, N, K / 2], its block scales and global scales.
+        operands: uint8 [E, N, K / 2] or int32 [E, N, K / 8] (``pack_codes``), its block
+            scales and global scales.
         out: BF16 [pairs, N]; or [pairs, N / 2], which takes silu(gate) * up, permuted.
         groups: the pairs by expert.
         share: pairs that read one row of ``x``.
@@ -141,7 +143,8 @@ def launch_gemm(
 
     """
     weight, weight_scale, alpha = operands
-    rows, k = weight.shape[1], 2 * weight.shape[2]
+    ordered = weight.dtype == torch.int32
+    rows, k = weight.shape[1], weight.shape[2] * COLUMNS[weight.dtype]
     tiles = groups.tile_experts.shape[0]
     block_k = config.block_k
     while k % block_k:
@@ -159,6 +162,7 @@ def launch_gemm(
         K=k,
         SHARE=share,
         GATED=out.shape[1] < rows,
+        ORDERED=ordered,
         PACKED=x.is_cuda,
         BLOCK_N=config.block_n,
         BLOCK_T=groups.block_t,
@@ -178,7 +182,7 @@ def _check(
 ) -> None:
     if not grouped_fits(weights):
         raise ValueError(
-            f"needs NVFP4 experts with H a multiple of {_ROWS} and I of {_COLUMNS}, "
+            f"needs NVFP4 experts with H a multiple of {_ROWS} and I of {_WIDTHS}, "
             f"got {weights.w1.dtype}, {weights.hidden} and {weights.intermediate}"
         )
     if ids.dim() != 2 or ids.dtype != torch.int32 or not ids.is_contiguous():

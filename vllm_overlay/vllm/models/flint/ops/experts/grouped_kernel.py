@@ -22,12 +22,15 @@ goes into the global scale.
 
 from vllm.triton_utils import tl, triton
 
+from ..gemv.packing import LAST_BITS, LAST_FACTOR, ROTATIONS
 from .chain import chain
 
 # In both halves of a word: what a code becomes (0x81C081C0), and where codes lie.
 _CODE_BITS = tl.constexpr(-0x7E3F7E40)
 _EVEN_CODE = tl.constexpr(0x000F000F)
 _ODD_CODE = tl.constexpr(0x00F000F0)
+_FIRST_TURN, _SECOND_TURN = (tl.constexpr(turn) for turn in ROTATIONS)
+_LAST_BITS, _LAST_FACTOR = tl.constexpr(LAST_BITS), tl.constexpr(LAST_FACTOR)
 _SIGN = tl.constexpr(-0x80000000)
 _UPPER = tl.constexpr(-0x10000)
 _TWO_112 = tl.constexpr(2.0**112)
@@ -59,8 +62,20 @@ def _scale_pairs(byte):
 
 
 @triton.jit
-def _code_pairs(word, STEP: tl.constexpr):
+def _rotate_right(word, BITS: tl.constexpr):
+    bits = word.to(tl.uint32, bitcast=True)
+    return ((bits >> BITS) | (bits << (32 - BITS))).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _code_pairs(word, STEP: tl.constexpr, ORDERED: tl.constexpr):
     """Codes STEP and STEP + 4 of each word as a pair, times 2^-126."""
+    if ORDERED:
+        if STEP == 3:
+            return ((word & _LAST_BITS) * _LAST_FACTOR) & _CODE_BITS
+        if STEP > 0:
+            word = _rotate_right(word, _FIRST_TURN if STEP == 1 else _SECOND_TURN)
+        return word & _CODE_BITS
     if STEP >= 2:
         word = word >> 8
     if STEP % 2 == 0:
@@ -89,23 +104,31 @@ def _multiply_pairs(a, b, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _step(words, scales, STEP: tl.constexpr, PACKED: tl.constexpr):
+def _step(
+    words,
+    scales,
+    STEP: tl.constexpr,
+    ORDERED: tl.constexpr,
+    PACKED: tl.constexpr,
+):
     """Pairs of one MMA step, from both halves of [R, B] words: [R, B, h]."""
     low, high = words.to(tl.int32), (words >> 32).to(tl.int32)
     return tl.join(
-        _multiply_pairs(_code_pairs(low, STEP), scales, PACKED),
-        _multiply_pairs(_code_pairs(high, STEP), scales, PACKED),
+        _multiply_pairs(_code_pairs(low, STEP, ORDERED), scales, PACKED),
+        _multiply_pairs(_code_pairs(high, STEP, ORDERED), scales, PACKED),
     )
 
 
 @triton.jit
-def _decode(words, scales, PACKED: tl.constexpr):
+def _decode(words, scales, ORDERED: tl.constexpr, PACKED: tl.constexpr):
     """[R, B] words and scale pairs to BF16 [R, 16 * B], in the order of the MMA."""
     R: tl.constexpr = words.shape[0]
     B: tl.constexpr = words.shape[1]
-    even = tl.join(_step(words, scales, 0, PACKED), _step(words, scales, 2, PACKED))
-    odd = tl.join(_step(words, scales, 1, PACKED), _step(words, scales, 3, PACKED))
-    pairs = tl.join(even, odd)
+    first = _step(words, scales, 0, ORDERED, PACKED)
+    third = _step(words, scales, 2, ORDERED, PACKED)
+    second = _step(words, scales, 1, ORDERED, PACKED)
+    fourth = _step(words, scales, 3, ORDERED, PACKED)
+    pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
     halves = tl.join(_half(pairs, 0), _half(pairs, 1))
     # From (B / 4, c, h, i // 2, i % 2, half) to (B / 4, i // 2, i % 2, h, c, half).
     split = halves.reshape(R, B // 4, 4, 2, 2, 2, 2).permute(0, 1, 4, 5, 3, 2, 6)
@@ -147,6 +170,7 @@ def grouped_gemm(
     K: tl.constexpr,
     SHARE: tl.constexpr,
     GATED: tl.constexpr,
+    ORDERED: tl.constexpr,
     PACKED: tl.constexpr,
     PDL: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -168,6 +192,7 @@ def grouped_gemm(
         K: width of ``x``, a multiple of BLOCK_K.
         SHARE: how many pairs read one row of ``x``.
         GATED: rows are [gate | up].
+        ORDERED: the bits of codes are in the order of ``pack_codes``.
         PACKED: see ``_multiply_pairs``.
         PDL: see ``chain``.
         BLOCK_N: weight rows of a tile, 64 or 128.
@@ -204,7 +229,8 @@ def grouped_gemm(
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     for _ in range(0, K, BLOCK_K):
         b = tl.load(columns, mask=inside, other=0.0)
-        a = _decode(tl.load(words), _scale_pairs(tl.load(scales)), PACKED)
+        factors = _scale_pairs(tl.load(scales))
+        a = _decode(tl.load(words), factors, ORDERED, PACKED)
         acc = tl.dot(a, b, acc)
         words += BLOCK_K // 16
         scales += 8 * BLOCK_K

@@ -200,7 +200,9 @@ def gate_up_config(spec: GateUpSpec) -> GateUpConfig:
         return GateUpConfig(1, _warps(spec.routed, 8), _BF16_DEPTH)
     if spec.one_token:
         return GateUpConfig(1, _warps(spec.routed, 16), 1)
-    return GateUpConfig(2, _warps(spec.routed, 8 if spec.max_tokens <= 8 else 4), 1)
+    # Packed codes with 4 warps take 130 registers: a CTA less on an SM.
+    large = spec.max_tokens <= 8 or spec.routed.form == "packed"
+    return GateUpConfig(2, _warps(spec.routed, 8 if large else 4), 1)
 
 
 def down_config(spec: DownSpec, one_token: bool) -> DownConfig:

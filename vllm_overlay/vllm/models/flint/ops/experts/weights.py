@@ -3,19 +3,23 @@
 """The weights of a sparse layer as Flint's kernels read them, for any tokens.
 
 There is one copy: codes and BF16 weights stay in the memory that was loaded. Block
-scales alone get a new order, the 128x4 swizzle of each expert, one expert at a time.
+scales get a new order, the 128x4 swizzle of each expert, one expert at a time; the bits
+of codes may get one, too (``pack``), in place.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
 import torch
 
 from ..gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
-from ..gemv_weight import GemvWeight, swizzled_bytes
+from ..gemv.packing import pack_codes
+from ..gemv_weight import COLUMNS, GemvWeight, swizzled_bytes
 
 _GROUP = 16
+# Codes that are packed at once, in bytes; each takes eight more for that time.
+_PACKED_BYTES = 1 << 24
 
 # A weight, its block scales and its global scale, as a dense layer holds them.
 Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -26,12 +30,12 @@ class FlintMoEWeights:
     """The routed experts of a layer, NVFP4 or BF16, on this rank.
 
     Attributes:
-        w1: uint8 [E, 2 * I, H / 2], ModelOpt's codes, or BF16 [E, 2 * I, H]; the rows
-            are [gate | up].
+        w1: uint8 [E, 2 * I, H / 2], ModelOpt's codes, int32 [E, 2 * I, H / 8], packed
+            ones, or BF16 [E, 2 * I, H]; the rows are [gate | up].
         w1_scale: uint8 [E, bytes]: of each expert the E4M3 bytes of [2 * I, H / 16] in
             the 128x4 swizzle, padded to multiples of 128 and 4. None for BF16.
         alpha1: FP32 [E], each expert's global scale; None for BF16.
-        w2: uint8 [E, H, I / 2], or BF16 [E, H, I].
+        w2: uint8 [E, H, I / 2], int32 [E, H, I / 8], or BF16 [E, H, I].
         w2_scale: like ``w1_scale``, of [H, I / 16].
         alpha2: like ``alpha1``.
 
@@ -49,16 +53,16 @@ class FlintMoEWeights:
 
     def __post_init__(self) -> None:
         dtype = self.w1.dtype
-        if dtype not in (torch.uint8, torch.bfloat16) or self.w2.dtype != dtype:
+        if dtype not in COLUMNS or self.w2.dtype != dtype:
             raise ValueError(
-                "w1 and w2 must both be uint8 (NVFP4) or both BF16, got "
+                "w1 and w2 must both be uint8 or int32 (NVFP4) or both BF16, got "
                 f"{dtype} and {self.w2.dtype}"
             )
         shapes = tuple(self.w1.shape), tuple(self.w2.shape)
-        packed = 1 if self.is_bf16 else 2
         if self.w1.dim() != 3 or self.w2.dim() != 3 or self.w1.shape[1] % 2:
             raise ValueError(f"w1 and w2 must be [E, 2 * I, H] and [E, H, I]: {shapes}")
-        wanted = (self.num_experts, self.hidden, self.intermediate // packed)
+        columns = COLUMNS[dtype]
+        wanted = (self.num_experts, self.hidden, self.intermediate // columns)
         if self.w2.shape != wanted:
             raise ValueError(f"w2 must be {wanted} beside w1 {shapes[0]}: {shapes[1]}")
         if not (self.w1.is_contiguous() and self.w2.is_contiguous()):
@@ -77,7 +81,7 @@ class FlintMoEWeights:
             if scale is not None or alpha is not None:
                 raise ValueError(f"{name} is BF16 and takes no scales")
             return
-        n, k = weight.shape[1], 2 * weight.shape[2]
+        n, k = weight.shape[1], weight.shape[2] * COLUMNS[weight.dtype]
         shape = (self.num_experts, swizzled_bytes(n, k))
         if (
             scale is None
@@ -131,6 +135,20 @@ class FlintMoEWeights:
         return self.w1.dtype == torch.bfloat16
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the bits of codes are in the order of ``pack_codes``."""
+        return self.w1.dtype == torch.int32
+
+    def packed(self) -> "FlintMoEWeights":
+        """Put the bits of NVFP4 codes in the order of ``pack_codes``, in place.
+
+        Returns:
+            The weights, in the same memory; these here must not be used any more.
+
+        """
+        return replace(self, w1=_pack(self.w1), w2=_pack(self.w2))
+
+    @property
     def num_experts(self) -> int:
         """Experts on this rank."""
         return self.w1.shape[0]
@@ -138,7 +156,7 @@ class FlintMoEWeights:
     @property
     def hidden(self) -> int:
         """Width of a token."""
-        return self.w1.shape[2] * (1 if self.is_bf16 else 2)
+        return self.w1.shape[2] * COLUMNS[self.w1.dtype]
 
     @property
     def intermediate(self) -> int:
@@ -214,6 +232,15 @@ def layer_operands(weight: GemvWeight) -> Operands:
         blocks = weight.shape.n // FRAGMENT_BLOCK, weight.shape.k // FRAGMENT_BLOCK
         codes, scales = codes.view(*blocks, 128, 16), scales.view(*blocks, 32, 4, 2)
     return codes, scales, weight.global_scale
+
+
+def _pack(codes: torch.Tensor) -> torch.Tensor:
+    """Pack the codes of all experts where they lie: int32 [E, N, K / 8]."""
+    words = codes.view(torch.int32)
+    step = max(1, _PACKED_BYTES // codes[0].numel())
+    for first in range(0, len(codes), step):
+        words[first : first + step] = pack_codes(codes[first : first + step])
+    return words
 
 
 def _swizzle(name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

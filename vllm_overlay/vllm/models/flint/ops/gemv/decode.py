@@ -6,12 +6,13 @@ A weight is e2m1 * e4m3: two significant bits times four, so the product is exac
 BF16. A form differs in instructions for eight codes (SASS, without the four
 multiplications by the scale that both of them need):
 
-==== ===== ============ ======== ===================================================
-form total integer pipe pairs    where
-==== ===== ============ ======== ===================================================
-cvt  4     4            adjacent SM100 and later: F2FP.BF16.E2M1
-mul  13    9            i, i + 4 elsewhere; four of the 13 are IMADs on the FMA pipe
-==== ===== ============ ======== ===================================================
+====== ===== ============ ======== =================================================
+form   total integer pipe pairs    where
+====== ===== ============ ======== =================================================
+cvt    4     4            adjacent SM100 and later: F2FP.BF16.E2M1
+mul    13    9            i, i + 4 elsewhere; the other four are IMADs, on the FMA pipe
+packed 8     7            i, i + 4 elsewhere, for codes in the order of ``packing``
+====== ===== ============ ======== =================================================
 
 ``mul`` moves a code's magnitude to bits 8..6 and its sign to bit 15 of a BF16, which
 is its value times 2^-126, exactly. The scale is written as s * 2^119, so one BF16
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from cutlass import Uint32
 
 from . import primitives as p
+from .packing import LAST_BITS, LAST_FACTOR, ROTATIONS
 
 # BF16 bits that a code occupies: sign at 15, magnitude at 8..6, in both halves.
 _CODE_BITS = 0x81C081C0
@@ -37,7 +39,7 @@ class DecodeForm:
     """One way to decode.
 
     Attributes:
-        name: ``cvt`` or ``mul``.
+        name: ``cvt``, ``mul`` or ``packed``.
         half_pairs: whether register i holds codes i and i + 4 of a word instead of
             codes 2i and 2i + 1.
         output_scale: what the accumulator must be multiplied by.
@@ -101,12 +103,26 @@ def _codes_mul(word: Uint32) -> tuple[Uint32, ...]:
     )
 
 
+def _codes_packed(word: Uint32) -> tuple[Uint32, ...]:
+    """Three codes of a half lie as in a BF16 that was rotated, the fourth between."""
+    bits = Uint32(_CODE_BITS)
+    first, second = ROTATIONS
+    return (
+        word & bits,
+        p.rotate_right(word, first) & bits,
+        p.rotate_right(word, second) & bits,
+        p.imul(word & Uint32(LAST_BITS), LAST_FACTOR) & bits,
+    )
+
+
 _CODES = {
     "cvt": p.cvt_e2m1x8_to_bf16x8,
     "mul": _codes_mul,
+    "packed": _codes_packed,
 }
 
 FORMS = {
     "cvt": DecodeForm("cvt", half_pairs=False, output_scale=1.0),
     "mul": DecodeForm("mul", half_pairs=True, output_scale=128.0),
+    "packed": DecodeForm("packed", half_pairs=True, output_scale=128.0),
 }

@@ -33,6 +33,12 @@ def prmt(low, high, selector, *, loc=None, ip=None) -> Uint32:
 
 
 @dsl_user_op
+def rotate_right(x, bits: int, *, loc=None, ip=None) -> Uint32:
+    """``x`` with its low ``bits`` moved to the top."""
+    return _asm_u32(f"shf.r.wrap.b32 $0, $1, $1, {bits};", (x,), loc, ip)
+
+
+@dsl_user_op
 def imul(x, factor: int, *, loc=None, ip=None) -> Uint32:
     """Low half of ``x * factor``, kept on the FMA pipe (IMAD).
 
