@@ -10,10 +10,14 @@ silu(gate) * up is FP32 and rounded once, where vLLM's kernel rounds silu(gate) 
 Bytes: each input and each output once. Floor: these over the memory bandwidth.
 """
 
+import functools
+
 import torch
 
 from vllm.model_executor.layers import layernorm
 from vllm.triton_utils import tl, triton
+
+from .triton_launch import Constants
 
 _BLOCK = 1024
 
@@ -122,8 +126,12 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((tokens, width), dtype=torch.bfloat16)
     if out.numel():
-        grid = (tokens, triton.cdiv(width, _BLOCK))
-        _silu_and_mul_kernel[grid](gate_up, out, width, gate_up.stride(0), BLOCK=_BLOCK)
+        _silu_and_mul_constants().launch(
+            _silu_and_mul_kernel,
+            (tokens, -(-width // _BLOCK)),
+            (gate_up, out),
+            (width, gate_up.stride(0)),
+        )
     return out
 
 
@@ -175,20 +183,28 @@ def _launch_rms_norm(
 ) -> None:
     if x.numel() == 0:
         return
-    block = triton.next_power_of_2(x.shape[1])
-    _rms_norm_kernel[(x.shape[0],)](
-        x,
-        residual,
-        weight,
-        out,
-        new_residual,
-        x.shape[1],
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        out.stride(0),
-        0 if new_residual is None else new_residual.stride(0),
-        eps,
-        ADD=residual is not None,
-        BLOCK=block,
-        num_warps=min(8, max(1, block // 512)),
+    rows, width = x.shape
+    _rms_norm_constants(width, residual is not None).launch(
+        _rms_norm_kernel,
+        (rows,),
+        (x, residual, weight, out, new_residual),
+        (
+            width,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            out.stride(0),
+            0 if new_residual is None else new_residual.stride(0),
+            eps,
+        ),
     )
+
+
+@functools.cache
+def _rms_norm_constants(width: int, add: bool) -> Constants:
+    block = triton.next_power_of_2(width)
+    return Constants(ADD=add, BLOCK=block, num_warps=min(8, max(1, block // 512)))
+
+
+@functools.cache
+def _silu_and_mul_constants() -> Constants:
+    return Constants(BLOCK=_BLOCK)

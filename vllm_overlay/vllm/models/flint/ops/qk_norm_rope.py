@@ -11,9 +11,13 @@ few tokens the launch and one chain of dependent loads, about 2 us. Few tokens t
 warp a head, so that loads of all heads overlap; many take several heads a program.
 """
 
+import functools
+
 import torch
 
 from vllm.triton_utils import tl, triton
+
+from .triton_launch import Constants
 
 # Up to how many tokens each head has a program of its own.
 _FEW_TOKENS = 64
@@ -192,39 +196,53 @@ def qk_norm_rope_cache(
     ):
         raise ValueError(f"cos_sin_cache must be FP32 [positions, {head_dim}]")
     heads = 1 if tokens <= _FEW_TOKENS else _HEADS_OF_MANY
-    pdl = {"launch_pdl": True} if wait else {}
-    _qk_norm_rope_kernel[(tokens, triton.cdiv(num_q_heads + 2 * num_kv_heads, heads))](
-        qkv,
-        positions,
-        q_weight,
-        k_weight,
-        cos_sin_cache,
-        out,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        k_scale,
-        v_scale,
-        num_q_heads,
-        num_kv_heads,
-        head_dim // 2,
-        eps,
-        k_cache.shape[1],
-        qkv.stride(0),
-        0 if cos_sin_cache is None else cos_sin_cache.stride(0),
-        out.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        ROPE=cos_sin_cache is not None,
+    rope = cos_sin_cache is not None
+    _constants(rope, fp8, heads, head_dim, wait, launch_dependents).launch(
+        _qk_norm_rope_kernel,
+        (tokens, -(-(num_q_heads + 2 * num_kv_heads) // heads)),
+        (
+            qkv,
+            positions,
+            q_weight,
+            k_weight,
+            cos_sin_cache,
+            out,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            k_scale,
+            v_scale,
+        ),
+        (
+            num_q_heads,
+            num_kv_heads,
+            head_dim // 2,
+            eps,
+            k_cache.shape[1],
+            qkv.stride(0),
+            0 if cos_sin_cache is None else cos_sin_cache.stride(0),
+            out.stride(0),
+            *k_cache.stride()[:3],
+            *v_cache.stride()[:3],
+        ),
+    )
+    return out
+
+
+@functools.cache
+def _constants(
+    rope: bool, fp8: bool, heads: int, head_dim: int, wait: bool, dependents: bool
+) -> Constants:
+    return Constants(
+        ROPE=rope,
         FP8=fp8,
         HEADS=heads,
         BLOCK=triton.next_power_of_2(head_dim // 2),
         WAIT=wait,
-        LAUNCH_DEPENDENTS=launch_dependents,
+        LAUNCH_DEPENDENTS=dependents,
         num_warps=1 if heads == 1 else 4,
-        **pdl,
+        **({"launch_pdl": True} if wait else {}),
     )
-    return out
 
 
 def _typed(cache: torch.Tensor) -> torch.Tensor:

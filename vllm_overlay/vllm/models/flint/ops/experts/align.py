@@ -11,13 +11,15 @@ Bytes: 4 for each pair and expert, from L2. Floor: the launch, and one chain of 
 from some ten thousand pairs on the chain is longer, and what follows longer still.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from vllm.triton_utils import tl, triton
 
-from .chain import chain, chained
+from ..triton_launch import Constants
+from .chain import can_chain, chain, chained
 
 _TILES = tl.constexpr(128)
 
@@ -107,14 +109,12 @@ def group_pairs(
     tiles = num_pairs // block_t + num_experts
     pairs = ids.new_empty(tiles * block_t)
     tile_experts = ids.new_empty(tiles)
-    _group_kernel[(num_experts,)](
-        ids,
-        pairs,
-        tile_experts,
-        num_pairs,
-        tiles,
-        BLOCK_T=block_t,
-        **read_at_once(block_t),
-        **chained(ids, pdl),
+    _constants(block_t, can_chain(ids, pdl)).launch(
+        _group_kernel, (num_experts,), (ids, pairs, tile_experts), (num_pairs, tiles)
     )
     return Groups(pairs, tile_experts, block_t)
+
+
+@functools.cache
+def _constants(block_t: int, early: bool) -> Constants:
+    return Constants(BLOCK_T=block_t, **read_at_once(block_t), **chained(early))

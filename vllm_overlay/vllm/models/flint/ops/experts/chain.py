@@ -17,8 +17,11 @@ def chain(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def chained(x: torch.Tensor, pdl: bool) -> dict[str, bool]:
-    """Arguments of a launch that may start early; SM90 is the first that can."""
-    if pdl and x.is_cuda and current_gpu().capability >= (9, 0):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+def can_chain(x: torch.Tensor, pdl: bool) -> bool:
+    """Whether a launch may start early, if asked to; SM90 is the first that can."""
+    return pdl and x.is_cuda and current_gpu().capability >= (9, 0)
+
+
+def chained(early: bool) -> dict[str, bool]:
+    """Constants and options of a launch that starts early, or not."""
+    return {"PDL": True, "launch_pdl": True} if early else {"PDL": False}

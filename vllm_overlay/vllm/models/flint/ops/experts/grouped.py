@@ -9,13 +9,16 @@ and the launches here (grouping, permutation, two GEMMs, sum) are what costs: th
 sum one order, so two runs give the same bits.
 """
 
+import functools
+
 import torch
 
 from vllm.triton_utils import triton
 
 from ..gemv_weight import COLUMNS
+from ..triton_launch import Constants
 from .align import Groups, group_pairs
-from .chain import chained
+from .chain import can_chain, chained
 from .grouped_config import GemmConfig, GroupedConfig, pick_config, picked_configs
 from .grouped_kernel import combine_pairs, grouped_gemm, permute_rows
 from .weights import FlintMoEWeights
@@ -78,20 +81,25 @@ def grouped_experts(
     y = x.new_empty((pairs, weights.hidden))
     operands = weights.w2, weights.w2_scale, weights.alpha2
     launch_gemm(act, operands, y, groups, 1, config.down, pdl)
-    combine_pairs[(tokens, triton.cdiv(weights.hidden, _COMBINE_BLOCK))](
-        y,
-        tw,
-        shared_out,
-        out,
-        weights.hidden,
-        0 if shared_out is None else shared_out.stride(0),
-        TOP_K=top_k,
-        SHARED=shared_out is not None,
-        BLOCK=_COMBINE_BLOCK,
-        num_warps=4,
-        **chained(x, pdl),
+    shared = shared_out is not None
+    _combine_constants(top_k, shared, can_chain(x, pdl)).launch(
+        combine_pairs,
+        (tokens, -(-weights.hidden // _COMBINE_BLOCK)),
+        (y, tw, shared_out, out),
+        (weights.hidden, 0 if shared_out is None else shared_out.stride(0)),
     )
     return out
+
+
+@functools.cache
+def _combine_constants(top_k: int, shared: bool, early: bool) -> Constants:
+    return Constants(
+        TOP_K=top_k,
+        SHARED=shared,
+        BLOCK=_COMBINE_BLOCK,
+        num_warps=4,
+        **chained(early),
+    )
 
 
 def warmup_grouped(weights: FlintMoEWeights, top_k: int, shared: bool) -> None:
@@ -113,11 +121,16 @@ def permute(x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """Copy BF16 rows, unit inner stride, into the order that ``launch_gemm`` reads."""
     rows, k = x.shape
     out = x.new_empty((rows, k))
-    block = triton.next_power_of_2(k)
-    permute_rows[(rows,)](
-        x, out, x.stride(0), K=k, BLOCK=block, num_warps=4, **chained(x, pdl)
+    _permute_constants(k, can_chain(x, pdl)).launch(
+        permute_rows, (rows,), (x, out), (x.stride(0),)
     )
     return out
+
+
+@functools.cache
+def _permute_constants(k: int, early: bool) -> Constants:
+    block = triton.next_power_of_2(k)
+    return Constants(K=k, BLOCK=block, num_warps=4, **chained(early))
 
 
 def launch_gemm(
@@ -146,30 +159,55 @@ def launch_gemm(
     ordered = weight.dtype == torch.int32
     rows, k = weight.shape[1], weight.shape[2] * COLUMNS[weight.dtype]
     tiles = groups.tile_experts.shape[0]
+    pairs, width = out.shape
+    tile = groups.block_t, config
+    constants = _gemm_constants(
+        rows, width, k, share, ordered, *tile, x.is_cuda, can_chain(x, pdl)
+    )
+    constants.launch(
+        grouped_gemm,
+        (tiles * (rows // config.block_n),),
+        (
+            x,
+            weight.view(torch.int64),
+            weight_scale,
+            alpha,
+            out,
+            groups.pairs,
+            groups.tile_experts,
+        ),
+        (pairs,),
+    )
+
+
+@functools.cache
+def _gemm_constants(
+    rows: int,
+    width: int,
+    k: int,
+    share: int,
+    ordered: bool,
+    block_t: int,
+    config: GemmConfig,
+    on_gpu: bool,
+    early: bool,
+) -> Constants:
     block_k = config.block_k
     while k % block_k:
         block_k //= 2
-    grouped_gemm[(tiles * (rows // config.block_n),)](
-        x,
-        weight.view(torch.int64),
-        weight_scale,
-        alpha,
-        out,
-        groups.pairs,
-        groups.tile_experts,
-        out.shape[0],
-        N=out.shape[1],
+    return Constants(
+        N=width,
         K=k,
         SHARE=share,
-        GATED=out.shape[1] < rows,
+        GATED=width < rows,
         ORDERED=ordered,
-        PACKED=x.is_cuda,
+        PACKED=on_gpu,
         BLOCK_N=config.block_n,
-        BLOCK_T=groups.block_t,
+        BLOCK_T=block_t,
         BLOCK_K=block_k,
         num_warps=config.warps,
         num_stages=config.stages,
-        **chained(x, pdl),
+        **chained(early),
     )
 
 

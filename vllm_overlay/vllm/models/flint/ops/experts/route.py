@@ -20,11 +20,14 @@ atomic and top_k dependent maxima, 2 to 3 us. Past ``MAX_ROUTE_TOKENS`` tokens, 
 read the weight once for each; a GEMM and ``topk_sigmoid`` are cheaper.
 """
 
+import functools
+
 import torch
 
 from vllm.triton_utils import tl, triton
 
-from .chain import chain, chained
+from ..triton_launch import Constants
+from .chain import can_chain, chain, chained
 
 # Tokens of one launch, and counters of a launch.
 MAX_ROUTE_TOKENS = 16
@@ -224,25 +227,41 @@ def route(
         return normed, new_residual, ids, weights
     if logits is None:
         logits = x.new_empty((m, experts))
+    add, early = residual is not None, can_chain(x, pdl)
+    _route_constants(width, experts, top_k, add, early).launch(
+        _route_kernel,
+        (-(-experts // _SLICE), m),
+        (
+            x,
+            residual,
+            norm_weight,
+            router_weight,
+            normed,
+            new_residual,
+            logits,
+            ids,
+            weights,
+            counter,
+        ),
+        (
+            width,
+            experts,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            eps,
+        ),
+    )
+    return normed, new_residual, ids, weights
+
+
+@functools.cache
+def _route_constants(
+    width: int, experts: int, top_k: int, add: bool, early: bool
+) -> Constants:
     parts = triton.cdiv(experts, _SLICE)
     block = triton.next_power_of_2(width)
-    _route_kernel[(parts, m)](
-        x,
-        residual,
-        norm_weight,
-        router_weight,
-        normed,
-        new_residual,
-        logits,
-        ids,
-        weights,
-        counter,
-        width,
-        experts,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        eps,
-        ADD=residual is not None,
+    return Constants(
+        ADD=add,
         TOP_K=top_k,
         SLOTS=triton.next_power_of_2(top_k),
         EXPERTS=triton.next_power_of_2(experts),
@@ -251,9 +270,8 @@ def route(
         WRITTEN=8 * triton.cdiv(width, 8 * parts),
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
-        **chained(x, pdl),
+        **chained(early),
     )
-    return normed, new_residual, ids, weights
 
 
 def topk_sigmoid(
@@ -286,21 +304,25 @@ def topk_sigmoid(
     if logits.stride(1) != 1 and experts > 1:
         raise ValueError("logits must have unit inner stride")
     tokens = 1 if m <= MAX_ROUTE_TOKENS else _TOKENS_OF_MANY
-    _topk_kernel[(triton.cdiv(m, tokens),)](
-        logits,
-        ids,
-        weights,
-        m,
-        experts,
-        logits.stride(0),
+    _topk_constants(experts, top_k, tokens, can_chain(logits, pdl)).launch(
+        _topk_kernel,
+        (-(-m // tokens),),
+        (logits, ids, weights),
+        (m, experts, logits.stride(0)),
+    )
+    return ids, weights
+
+
+@functools.cache
+def _topk_constants(experts: int, top_k: int, tokens: int, early: bool) -> Constants:
+    return Constants(
         TOP_K=top_k,
         SLOTS=triton.next_power_of_2(top_k),
         TOKENS=tokens,
         EXPERTS=triton.next_power_of_2(experts),
         num_warps=tokens,
-        **chained(logits, pdl),
+        **chained(early),
     )
-    return ids, weights
 
 
 def _empty_choice(x: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
