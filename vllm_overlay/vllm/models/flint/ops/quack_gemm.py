@@ -8,18 +8,40 @@ by shape, which two streams or two CUDA graphs must not share. Through quack's e
 interface each call has buffers of its own, from the caching allocator.
 
 Each (N, K, output type, tiles) is compiled once, for any M, and kept in quack's cache
-on disk.
+on disk. quack finds its plan of a launch by a key of all tensors' metadata, M included,
+and makes eight views of a weight; both cost more than the launch. Here the plan is kept
+for any M, with the layout of the views.
 """
+
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from quack.epilogue.frontend import gemm_epilogue
-from quack.operand_transform.host import pick_w4_cfg
+from quack.gemm_runtime.host import run_gemm_epi_plan
+from quack.operand_transform.formats import decode_format
+from quack.operand_transform.host import pick_w4_cfg, w4_operand_views
+from quack.operand_transform.transform import TransformAOperand
 
 from .gemv.config import FRAGMENT_BLOCK
 from .gemv.tables import GemmTiles
 
 # From so many tokens on quack's own choice of tiles no longer changes.
 _LAST_CHANGE = 1024
+_FORMAT = decode_format("nvfp4")
+
+# Shape and strides of a view.
+_View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Plan(NamedTuple):
+    """quack's plan of a launch, and how it sees the codes and scales of a weight."""
+
+    compiled: Any
+    codes: _View
+    scales: _View
+
+
+_plans: dict[tuple, _Plan] = {}
 
 
 @gemm_epilogue()
@@ -69,7 +91,41 @@ def gemm(
     if x.data_ptr() % 16:
         x = x.clone()
     out = x.new_empty((x.shape[0], FRAGMENT_BLOCK * weight.shape[0]), dtype=out_dtype)
-    _scaled.gemm(
+    key = (
+        x.shape[1],
+        x.dtype,
+        x.device,
+        weight.shape,
+        weight.stride(),
+        weight_scale.shape,
+        weight_scale.stride(),
+        out_dtype,
+        pdl,
+        tiles,
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(x, weight, weight_scale, out, alpha, pdl, tiles)
+        _plans[key] = plan
+    if launch:
+        codes, scales = plan.codes, plan.scales
+        operand = TransformAOperand(
+            weight.as_strided(*codes), weight_scale.as_strided(*scales)
+        )
+        run_gemm_epi_plan(plan.compiled, operand, x, out, None, {"alpha": alpha})
+    return out
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    out: torch.Tensor,
+    alpha: float,
+    pdl: bool,
+    tiles: GemmTiles,
+) -> _Plan:
+    compiled = _scaled.gemm(
         x,
         weight,
         out,
@@ -83,6 +139,8 @@ def gemm(
         cluster_N=1,
         split_k=tiles.split_k,
         post_init_attrs=() if pdl else (("use_pdl", False),),
-        _launch=launch,
+        _launch=False,
     )
-    return out
+    views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
+    codes, scales = ((view.shape, view.stride()) for view in views)
+    return _Plan(compiled, codes, scales)
