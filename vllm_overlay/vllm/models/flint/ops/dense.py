@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from .gemv.config import SCALE_ROWS
-from .gemv.variants import report_compilation
 from .norm import silu_and_mul
-from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv
+from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv, report_once
 
 # How much of a weight is dequantized at a time: all of it, but for a head.
 _TEMPORARY_BYTES = 64 << 20
@@ -61,6 +60,7 @@ def nvfp4_linear(
         [M, N], or [M, N/2] with ``silu_mul``.
 
     """
+    report_once()
     if x.shape[0] <= max_gemv_tokens:
         dtype = torch.float32 if fp32_out else torch.bfloat16
         return nvfp4_gemv(
@@ -83,6 +83,7 @@ def bf16_linear(
     max_gemv_tokens: int,
 ) -> torch.Tensor:
     """``x @ weight.T`` with a BF16 weight; see ``nvfp4_linear``."""
+    report_once()
     if x.shape[0] <= max_gemv_tokens:
         return bf16_gemv(x, weight, silu_mul, pdl)
     out = F.linear(x, weight)
@@ -126,33 +127,6 @@ def fp32_split_k() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
-def _nvfp4_linear_op(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    global_scale: torch.Tensor,
-    alpha: float,
-    silu_mul: bool,
-    fp32_out: bool,
-    pdl: bool,
-    max_gemv_tokens: int,
-    partner_scale: torch.Tensor | None,
-) -> torch.Tensor:
-    report_compilation()
-    return nvfp4_linear(
-        x,
-        weight,
-        weight_scale,
-        global_scale,
-        alpha,
-        silu_mul,
-        fp32_out,
-        pdl,
-        max_gemv_tokens,
-        partner_scale,
-    )
-
-
 def _nvfp4_linear_fake(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -170,17 +144,6 @@ def _nvfp4_linear_fake(
     return x.new_empty((x.shape[0], width), dtype=dtype)
 
 
-def _bf16_linear_op(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    silu_mul: bool,
-    pdl: bool,
-    max_gemv_tokens: int,
-) -> torch.Tensor:
-    report_compilation()
-    return bf16_linear(x, weight, silu_mul, pdl, max_gemv_tokens)
-
-
 def _bf16_linear_fake(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -194,8 +157,6 @@ def _bf16_linear_fake(
 
 # Opaque to torch.compile: what they do depends on how many tokens there are.
 direct_register_custom_op(
-    "flint_nvfp4_linear", _nvfp4_linear_op, fake_impl=_nvfp4_linear_fake
+    "flint_nvfp4_linear", nvfp4_linear, fake_impl=_nvfp4_linear_fake
 )
-direct_register_custom_op(
-    "flint_bf16_linear", _bf16_linear_op, fake_impl=_bf16_linear_fake
-)
+direct_register_custom_op("flint_bf16_linear", bf16_linear, fake_impl=_bf16_linear_fake)

@@ -16,9 +16,8 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from .gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
 from .gemv.tables import GemmTiles, Shape
-from .gemv.variants import report_compilation
 from .norm import silu_and_mul
-from .nvfp4_gemv import fragment_gemv, gemm_tiles, max_tokens
+from .nvfp4_gemv import fragment_gemv, gemm_tiles, max_tokens, report_once
 
 # The release whose layout and numerics were read, tested and measured.
 QUACK_RELEASE = "0.6.5"
@@ -123,6 +122,14 @@ def measured_tiles(shape: Shape, m: int) -> GemmTiles | None:
     return measured[min((t for t in measured if t >= m), default=max(measured))]
 
 
+@functools.lru_cache(maxsize=4096)
+def _tiles(n: int, k: int, silu_mul: bool, m: int) -> GemmTiles:
+    from . import quack_gemm
+
+    measured = measured_tiles(Shape(n, k, silu_mul, layout="fragments"), m)
+    return measured or quack_gemm.quack_tiles(n, k, m)
+
+
 def fragment_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -151,6 +158,7 @@ def fragment_linear(
         [M, N], or [M, N/2] with ``silu_mul``.
 
     """
+    report_once()
     dtype = torch.float32 if fp32_out else torch.bfloat16
     m = x.shape[0]
     if m <= max_gemv_tokens or m == 0:
@@ -159,35 +167,10 @@ def fragment_linear(
         )
     from . import quack_gemm
 
-    shape = _shape(weight, silu_mul)
-    tiles = measured_tiles(shape, m) or quack_gemm.quack_tiles(shape.n, shape.k, m)
+    groups, blocks = weight.shape[:2]
+    tiles = _tiles(groups * FRAGMENT_BLOCK, blocks * FRAGMENT_BLOCK, silu_mul, m)
     out = quack_gemm.gemm(x, weight, weight_scale, alpha, dtype, pdl, tiles)
     return silu_and_mul(out) if silu_mul else out
-
-
-def _fragment_linear_op(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    global_scale: torch.Tensor,
-    alpha: float,
-    silu_mul: bool,
-    fp32_out: bool,
-    pdl: bool,
-    max_gemv_tokens: int,
-) -> torch.Tensor:
-    report_compilation()
-    return fragment_linear(
-        x,
-        weight,
-        weight_scale,
-        global_scale,
-        alpha,
-        silu_mul,
-        fp32_out,
-        pdl,
-        max_gemv_tokens,
-    )
 
 
 def _fragment_linear_fake(
@@ -208,5 +191,5 @@ def _fragment_linear_fake(
 
 # Opaque to torch.compile: what it does depends on how many tokens there are.
 direct_register_custom_op(
-    "flint_fragment_linear", _fragment_linear_op, fake_impl=_fragment_linear_fake
+    "flint_fragment_linear", fragment_linear, fake_impl=_fragment_linear_fake
 )

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.modelopt import ModelOptLinearMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
 
+from .dense import bf16_linear
 from .gemv_weight import GemvWeight
 from .global_scales import check_merged_global_scales
 from .nvfp4_gemv import max_tokens, tuned, warmup
@@ -72,14 +73,18 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
     def _linear(
         self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
     ) -> torch.Tensor:
-        out = torch.ops.vllm.flint_bf16_linear(
-            x.reshape(-1, x.shape[-1]),
+        # An operator costs as much as a launch, and only torch.compile needs one.
+        linear: Any = bf16_linear
+        if torch.compiler.is_compiling():
+            linear = torch.ops.vllm.flint_bf16_linear
+        out = linear(
+            x if x.dim() == 2 else x.reshape(-1, x.shape[-1]),
             layer.weight,
             silu_mul,
             self.pdl,
             layer.flint_max_tokens[silu_mul],
         )
-        return out.reshape(*x.shape[:-1], out.shape[-1])
+        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def gate_up_silu_mul(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:

@@ -10,10 +10,7 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_utils import (
     swizzle_blockscale,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.models.flint.ops import (
-    dense,  # noqa: F401  registers the operators
-    fragments,
-)
+from vllm.models.flint.ops import dense, fragments
 from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK, Layout
 from vllm.models.flint.ops.gemv.tables import Shape
 from vllm.models.flint.ops.gemv.variants import missing_compiler
@@ -117,10 +114,12 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
     ) -> torch.Tensor:
         """Map [..., K] to [..., N]."""
         out = self._linear(layer, x, silu_mul=False)
-        out = out[:, : layer.output_size_per_partition]
+        n = layer.output_size_per_partition
+        if layer.flint_rows != n:
+            out = out[:, :n]
         if bias is not None:
             out = out + bias
-        return out.reshape(*x.shape[:-1], layer.output_size_per_partition)
+        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], n)
 
     def gate_up_silu_mul(
         self, layer: torch.nn.Module, x: torch.Tensor
@@ -130,14 +129,14 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         if n != layer.output_size_per_partition or layer.flint_max_tokens_silu is None:
             return None
         out = self._linear(layer, x, silu_mul=True)
-        return out.reshape(*x.shape[:-1], n // 2)
+        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], n // 2)
 
     def _linear(
         self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
     ) -> torch.Tensor:
         if x.dtype != torch.bfloat16:
             raise ValueError(f"Flint's NVFP4 GEMV requires BF16 input, got {x.dtype}")
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         if layer.flint_padding:
             rows = torch.nn.functional.pad(rows, (0, layer.flint_padding))
         args = (
@@ -151,9 +150,15 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
             self.pdl,
             layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens,
         )
+        # An operator costs as much as a launch, and only torch.compile needs one.
+        traced = torch.compiler.is_compiling()
         if layer.flint_layout == "fragments":
-            return torch.ops.vllm.flint_fragment_linear(*args)
-        return torch.ops.vllm.flint_nvfp4_linear(*args, layer.flint_partner_scale)
+            if traced:
+                return torch.ops.vllm.flint_fragment_linear(*args)
+            return fragments.fragment_linear(*args)
+        if traced:
+            return torch.ops.vllm.flint_nvfp4_linear(*args, layer.flint_partner_scale)
+        return dense.nvfp4_linear(*args, layer.flint_partner_scale)
 
 
 def _capability() -> int:
