@@ -68,6 +68,18 @@ def second_arguments(m: int) -> dict:
     }
 
 
+def test_a_checked_weight_is_launched_as_its_operands(launches: list[tuple]) -> None:
+    arguments = first_arguments(3)
+    moe_gemv.gate_up(**arguments)
+    names = "wsh", "ssh", "gssh"
+    checked = GemvWeight.fragments(*(arguments[name] for name in names))
+    moe_gemv.gate_up(**(arguments | dict.fromkeys(names) | {"wsh": checked}))
+    (*variant, given), (*same, found) = launches
+    assert variant == same
+    for one, other in zip(given, found, strict=True):
+        assert one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
 @pytest.mark.parametrize(("m", "case"), [(1, 1), (2, 8), (8, 8), (9, 32), (64, 64)])
 def test_variant_by_tokens(launches: list[tuple], m: int, case: int) -> None:
     moe_gemv.gate_up(**first_arguments(m))

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.models.flint import mlp
 from vllm.models.flint.ops import moe_layer
 from vllm.models.flint.ops.experts import dispatch
+from vllm.models.flint.ops.experts.weights import layer_operands
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 from vllm.models.flint.ops.moe_layer import FlintBf16DecodeMoE, FlintNvfp4Experts
 
@@ -83,7 +84,8 @@ class Kernels:
             gate, up = both.chunk(2, dim=-1)
             act[pair] = CONTRACT.bf16(ops.silu(gate) * up)
         if wsh is not None:
-            gate, up = ops.linear(x.double(), wsh, CONTRACT).chunk(2, dim=-1)
+            shared = layer_operands(wsh)[0]
+            gate, up = ops.linear(x.double(), shared, CONTRACT).chunk(2, dim=-1)
             sact.copy_(CONTRACT.bf16(ops.silu(gate) * up))
 
     def down_combine(
@@ -98,7 +100,7 @@ class Kernels:
         )
         shared = torch.zeros(out.shape, dtype=torch.float64)
         if wsd is not None:
-            shared = ops.linear(sact.double(), wsd, CONTRACT)
+            shared = ops.linear(sact.double(), layer_operands(wsd)[0], CONTRACT)
         y = y.unflatten(0, ids.shape)
         out.copy_(ops.combine(tw.double(), y, shared, CONTRACT))
 

@@ -3,7 +3,8 @@
 """Experts in plain PyTorch, as the launches of Flint's kernels take and give them."""
 
 import torch
-from vllm.models.flint.ops.experts.weights import FlintMoEWeights
+from vllm.models.flint.ops.experts.weights import FlintMoEWeights, layer_operands
+from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from contract import ops
 from contract.numerics import Numerics
@@ -13,11 +14,13 @@ CONTRACT = Numerics.CONTRACT
 
 
 def dense(
-    weight: torch.Tensor,
+    weight: torch.Tensor | GemvWeight,
     scale: torch.Tensor | None,
     alpha: torch.Tensor | None,
 ) -> Nvfp4Weight | torch.Tensor:
     """The contract's weight of a launch's operands, row-major."""
+    if isinstance(weight, GemvWeight):
+        weight, scale, alpha = layer_operands(weight)
     if scale is None or alpha is None:
         return weight
     n, k = weight.shape[0], 2 * weight.shape[1]

@@ -286,7 +286,7 @@ class FlintAttention(nn.Module):
         """
         k_cache = v_cache = None
         if slot_mapping is not None and kv_cache.numel():
-            k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_dim, dim=-1)
+            k_cache, v_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
         table = None if self.rotary_emb is None else self.rotary_emb.cos_sin_cache
         scales = {"k_scale": self.attn._k_scale, "v_scale": self.attn._v_scale}
         heads = (self.num_heads, self.num_kv_heads)

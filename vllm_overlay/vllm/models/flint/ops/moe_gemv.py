@@ -42,7 +42,7 @@ def gate_up(
     w1_sf: torch.Tensor | None,
     alpha: torch.Tensor | None,
     act: torch.Tensor,
-    wsh: torch.Tensor | None,
+    wsh: torch.Tensor | GemvWeight | None,
     ssh: torch.Tensor | None,
     gssh: torch.Tensor | None,
     sact: torch.Tensor | None,
@@ -61,9 +61,10 @@ def gate_up(
         act: where to write silu(gate) * up, BF16 [M * top_k, I].
         wsh: the shared expert's [gate | up] as a dense linear layer holds it: uint8
             [2 * Ish, H / 2], uint8 fragments with four dimensions, or BF16
-            [2 * Ish, H]. None, as are the following, where there is none.
-        ssh: its scales; None for BF16.
-        gssh: its global scale, FP32 [1]; None for BF16.
+            [2 * Ish, H]; or all of these as a ``GemvWeight``, which was checked
+            once. None, as are the following, where there is none.
+        ssh: its scales; None for BF16 and a ``GemvWeight``.
+        gssh: its global scale, FP32 [1]; None likewise.
         sact: where to write the shared expert's silu(gate) * up, BF16 [M, Ish].
         pdl: start before the previous kernel in the stream ends.
 
@@ -111,7 +112,7 @@ def down_combine(
     w2_sf: torch.Tensor | None,
     alpha2: torch.Tensor | None,
     sact: torch.Tensor | None,
-    wsd: torch.Tensor | None,
+    wsd: torch.Tensor | GemvWeight | None,
     ssd: torch.Tensor | None,
     gssd: torch.Tensor | None,
     out: torch.Tensor,
@@ -134,8 +135,8 @@ def down_combine(
         sact: BF16 [M, Ish], as ``gate_up`` wrote it. None, as are the following, where
             there is no shared expert.
         wsd: the shared expert's down projection, in one of the forms of ``gate_up``.
-        ssd: its scales; None for BF16.
-        gssd: its global scale, FP32 [1]; None for BF16.
+        ssd: its scales; None for BF16 and a ``GemvWeight``.
+        gssd: its global scale, FP32 [1]; None likewise.
         out: where to write the sum, BF16 [M, H].
         pdl: start before the previous kernel in the stream ends.
 
@@ -291,12 +292,12 @@ def _expert_words(weight: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _shared_weight(
-    weight: torch.Tensor | None,
+    weight: torch.Tensor | GemvWeight | None,
     scales: torch.Tensor | None,
     global_scale: torch.Tensor | None,
 ) -> GemvWeight | None:
-    if weight is None:
-        return None
+    if weight is None or isinstance(weight, GemvWeight):
+        return weight
     if scales is None or global_scale is None:
         return GemvWeight.bf16(weight)
     if weight.dim() == 2:

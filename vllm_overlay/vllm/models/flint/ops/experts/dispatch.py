@@ -165,14 +165,14 @@ def _decode(
     if m == 0:
         return out
     act = x.new_empty((m * top_k, experts.intermediate))
-    sact, up, down = None, (None,) * 3, (None,) * 3
+    sact = up = down = None
     if fused is not None:
         sact = x.new_empty((m, fused.shared_down.shape.k))
-        up, down = fused.shared_gate_up_operands, fused.shared_down_operands
+        up, down = fused.shared_gate_up, fused.shared_down
     first = experts.w1, experts.w1_scale, experts.alpha1
     second = experts.w2, experts.w2_scale, experts.alpha2
-    gate_up(x, ids, *first, act, *up, sact, pdl=pdl)
-    down_combine(act, ids, weights, *second, sact, *down, out, pdl=pdl)
+    gate_up(x, ids, *first, act, up, None, None, sact, pdl=pdl)
+    down_combine(act, ids, weights, *second, sact, down, None, None, out, pdl=pdl)
     return out
 
 
