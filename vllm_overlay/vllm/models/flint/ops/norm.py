@@ -93,7 +93,9 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``fused_add_rms_norm`` into new memory: the norm, and the new residual."""
     _check_with_residual(x, residual, weight)
-    out, new_residual = x.new_empty(x.shape), x.new_empty(x.shape)
+    whole = torch.contiguous_format
+    out = torch.empty_like(x, memory_format=whole)
+    new_residual = torch.empty_like(x, memory_format=whole)
     _launch_rms_norm(x, residual, weight, eps, out, new_residual)
     return out, new_residual
 
@@ -124,7 +126,7 @@ def fused_add_rms_norm(
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Map [M, 2 * I], unit inner stride, to BF16 [M, I]: silu(gate) * up."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty((tokens, width), dtype=torch.bfloat16)
+    out = gate_up.new_empty(tokens, width, dtype=torch.bfloat16)
     if out.numel():
         _silu_and_mul_constants().launch(
             _silu_and_mul_kernel,

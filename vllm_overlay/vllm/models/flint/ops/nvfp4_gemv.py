@@ -284,7 +284,9 @@ def _run(
     pdl: bool,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    shape = replace(weight.shape, silu_mul=silu_mul)
+    shape = weight.shape
+    if shape.silu_mul != silu_mul:
+        shape = replace(shape, silu_mul=silu_mul)
     _check_x(x, shape.k)
     if silu_mul and shape.n % 2:
         raise ValueError(f"silu_mul needs an even number of weight rows, got {shape.n}")

@@ -175,7 +175,7 @@ def qk_norm_rope_cache(
     if qkv.dim() != 2 or qkv.shape[1] != width or (tokens and qkv.stride(1) != 1):
         raise ValueError(f"qkv must be [T, {width}] with unit inner stride")
     if out is None:
-        out = qkv.new_empty((tokens, num_q_heads, head_dim))
+        out = qkv.new_empty(tokens, num_q_heads, head_dim)
     if tokens == 0:
         return out
     fp8 = False

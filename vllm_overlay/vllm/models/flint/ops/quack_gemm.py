@@ -90,7 +90,7 @@ def gemm(
     x = x.contiguous()
     if x.data_ptr() % 16:
         x = x.clone()
-    out = x.new_empty((x.shape[0], FRAGMENT_BLOCK * weight.shape[0]), dtype=out_dtype)
+    out = x.new_empty(x.shape[0], FRAGMENT_BLOCK * weight.shape[0], dtype=out_dtype)
     key = (
         x.shape[1],
         x.dtype,

@@ -57,7 +57,7 @@ class Constants:
             numbers: the kernel's, none of them a boolean.
 
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             kernel[grid](*tensors, *numbers, **self._named)
             return
         places: list[int | None] = []
@@ -82,18 +82,10 @@ class Constants:
             compiled = kernel[grid](*tensors, *numbers, **self._named)
             self._keep(key, kernel, compiled, len(tensors) + len(numbers))
             return
-        kept.run(
-            *(*grid, 1, 1)[:3],
-            kept.stream_of(device),
-            kept.function,
-            kept.metadata,
-            None,
-            None,
-            None,
-            *places,
-            *numbers,
-            *kept.constants,
-        )
+        _, _, stream_of, run, function, metadata, constants = kept
+        # No hooks, and so nothing to tell them.
+        rest = stream_of(device), function, metadata, None, None, None
+        run(*(*grid, 1, 1)[:3], *rest, *places, *numbers, *constants)
 
     def _keep(self, key: tuple, kernel: Any, compiled: Any, arguments: int) -> None:
         from triton import knobs

@@ -161,13 +161,13 @@ def _decode(
     pdl: bool,
 ) -> torch.Tensor:
     m, top_k = ids.shape
-    out = x.new_empty(x.shape)
+    out = x.new_empty(m, experts.hidden)
     if m == 0:
         return out
-    act = x.new_empty((m * top_k, experts.intermediate))
+    act = x.new_empty(m * top_k, experts.intermediate)
     sact = up = down = None
     if fused is not None:
-        sact = x.new_empty((m, fused.shared_down.shape.k))
+        sact = x.new_empty(m, fused.shared_down.shape.k)
         up, down = fused.shared_gate_up, fused.shared_down
     first = experts.w1, experts.w1_scale, experts.alpha1
     second = experts.w2, experts.w2_scale, experts.alpha2

@@ -67,7 +67,7 @@ def grouped_experts(
     """
     _check(x, ids, tw, weights, shared_out)
     tokens, top_k = ids.shape
-    out = x.new_empty((tokens, weights.hidden))
+    out = x.new_empty(tokens, weights.hidden)
     if tokens == 0:
         return out
     pairs = tokens * top_k
@@ -75,10 +75,10 @@ def grouped_experts(
         config = pick_config(pairs, weights.num_experts)
     groups = group_pairs(ids, config.block_t, weights.num_experts, pdl)
     permuted = permute(x, pdl)
-    act = x.new_empty((pairs, weights.intermediate))
+    act = x.new_empty(pairs, weights.intermediate)
     operands = weights.w1, weights.w1_scale, weights.alpha1
     launch_gemm(permuted, operands, act, groups, top_k, config.gate_up, pdl)
-    y = x.new_empty((pairs, weights.hidden))
+    y = x.new_empty(pairs, weights.hidden)
     operands = weights.w2, weights.w2_scale, weights.alpha2
     launch_gemm(act, operands, y, groups, 1, config.down, pdl)
     shared = shared_out is not None
@@ -120,7 +120,7 @@ def warmup_grouped(weights: FlintMoEWeights, top_k: int, shared: bool) -> None:
 def permute(x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """Copy BF16 rows, unit inner stride, into the order that ``launch_gemm`` reads."""
     rows, k = x.shape
-    out = x.new_empty((rows, k))
+    out = x.new_empty(rows, k)
     _permute_constants(k, can_chain(x, pdl)).launch(
         permute_rows, (rows,), (x, out), (x.stride(0),)
     )

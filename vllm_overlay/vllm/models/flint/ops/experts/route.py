@@ -221,12 +221,12 @@ def route(
     m, width = x.shape
     experts = router_weight.shape[0]
     _check_top_k(top_k, experts)
-    normed, new_residual = x.new_empty((m, width)), x.new_empty((m, width))
+    normed, new_residual = x.new_empty(m, width), x.new_empty(m, width)
     ids, weights = _empty_choice(x, top_k)
     if m == 0:
         return normed, new_residual, ids, weights
     if logits is None:
-        logits = x.new_empty((m, experts))
+        logits = x.new_empty(m, experts)
     add, early = residual is not None, can_chain(x, pdl)
     _route_constants(width, experts, top_k, add, early).launch(
         _route_kernel,
@@ -326,10 +326,9 @@ def _topk_constants(experts: int, top_k: int, tokens: int, early: bool) -> Const
 
 
 def _empty_choice(x: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (x.shape[0], top_k)
-    return x.new_empty(shape, dtype=torch.int32), x.new_empty(
-        shape, dtype=torch.float32
-    )
+    tokens = x.shape[0]
+    ids = x.new_empty(tokens, top_k, dtype=torch.int32)
+    return ids, x.new_empty(tokens, top_k, dtype=torch.float32)
 
 
 def _check_top_k(top_k: int, experts: int) -> None:

@@ -129,7 +129,7 @@ class FlintMoEWeights:
             alpha2,
         )
 
-    @property
+    @cached_property
     def is_bf16(self) -> bool:
         """Whether the experts are BF16, and not NVFP4."""
         return self.w1.dtype == torch.bfloat16
@@ -148,17 +148,17 @@ class FlintMoEWeights:
         """
         return replace(self, w1=_pack(self.w1), w2=_pack(self.w2))
 
-    @property
+    @cached_property
     def num_experts(self) -> int:
         """Experts on this rank."""
         return self.w1.shape[0]
 
-    @property
+    @cached_property
     def hidden(self) -> int:
         """Width of a token."""
         return self.w1.shape[2] * COLUMNS[self.w1.dtype]
 
-    @property
+    @cached_property
     def intermediate(self) -> int:
         """Width between an expert's two projections."""
         return self.w1.shape[1] // 2
