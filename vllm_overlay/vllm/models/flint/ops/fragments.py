@@ -8,6 +8,7 @@ how they lie). The copy that the checkpoint has is given up.
 
 import functools
 import importlib.metadata
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,14 @@ def missing_quack() -> str | None:
         # A broken install raises anything while it loads its libraries.
         return f"quack-kernels cannot be imported: {error}"
     return None
+
+
+@functools.cache
+def _quack_gemm() -> ModuleType:
+    """Load what needs quack; an import statement costs each call a microsecond."""
+    from . import quack_gemm
+
+    return quack_gemm
 
 
 def to_fragments(
@@ -97,8 +106,7 @@ def compile_partner(
 
     Arguments are those of ``fragment_linear``; nothing is launched.
     """
-    from . import quack_gemm
-
+    quack_gemm = _quack_gemm()
     shape = _shape(weight, silu_mul)
     first = 1 + max_tokens(shape.n, shape.k, silu_mul, layout="fragments")
     choices = list(gemm_tiles(shape).values())
@@ -124,10 +132,8 @@ def measured_tiles(shape: Shape, m: int) -> GemmTiles | None:
 
 @functools.lru_cache(maxsize=4096)
 def _tiles(n: int, k: int, silu_mul: bool, m: int) -> GemmTiles:
-    from . import quack_gemm
-
     measured = measured_tiles(Shape(n, k, silu_mul, layout="fragments"), m)
-    return measured or quack_gemm.quack_tiles(n, k, m)
+    return measured or _quack_gemm().quack_tiles(n, k, m)
 
 
 def fragment_linear(
@@ -165,11 +171,9 @@ def fragment_linear(
         return fragment_gemv(
             x, weight, weight_scale, global_scale, silu_mul, pdl, out_dtype=dtype
         )
-    from . import quack_gemm
-
     groups, blocks = weight.shape[:2]
     tiles = _tiles(groups * FRAGMENT_BLOCK, blocks * FRAGMENT_BLOCK, silu_mul, m)
-    out = quack_gemm.gemm(x, weight, weight_scale, alpha, dtype, pdl, tiles)
+    out = _quack_gemm().gemm(x, weight, weight_scale, alpha, dtype, pdl, tiles)
     return silu_and_mul(out) if silu_mul else out
 
 
