@@ -91,7 +91,11 @@ def _layout(form: str) -> "Layout":
     """Of a dense weight: as SM90, whose decode form is `mul`, has it with quack."""
     from vllm.models.flint.ops.fragments import missing_quack
 
-    return "fragments" if form in ("mul", "packed") and missing_quack() is None else "row_major"
+    return (
+        "fragments"
+        if form in ("mul", "packed") and missing_quack() is None
+        else "row_major"
+    )
 
 
 def _layouts(form: str) -> "tuple[Layout, ...]":

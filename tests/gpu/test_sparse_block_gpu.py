@@ -65,9 +65,7 @@ class Layer:
         weights = sparse_weights(WIDE, family, plain_shared)
         self.weights = {n: plain(w).double().to(DEVICE) for n, w in weights.items()}
         with torch.device(DEVICE):
-            self.block, self.config = make_block(
-                WIDE, quantized, plain_shared, packed
-            )
+            self.block, self.config = make_block(WIDE, quantized, plain_shared, packed)
         assert self.block.uses_kernels
         install_flint_dense_kernels(self.block)
         load_block(self.block, weights)

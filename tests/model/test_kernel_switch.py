@@ -13,7 +13,7 @@ from vllm.models.flint.ops.norm import RMSNorm
 from vllm.platforms.interface import DeviceCapability
 
 CHECKED = ("linears", "attention", "NVFP4 experts")
-PARTS = (*CHECKED, "BF16 experts", "packed experts")
+PARTS = (*CHECKED, "BF16 experts", "packed experts", "kept launches")
 
 
 def config(**options: Any) -> Any:

@@ -9,8 +9,8 @@ interface each call has buffers of its own, from the caching allocator.
 
 Each (N, K, output type, tiles) is compiled once, for any M, and kept in quack's cache
 on disk. quack finds its plan of a launch by a key of all tensors' metadata, M included,
-and makes eight views of a weight; both cost more than the launch. Here the plan is kept
-for any M, with the layout of the views.
+and makes eight views of a weight; both cost more than the launch. Where launches are
+kept (``triton_launch``) the plan is, for any M, with the layout of the views.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +24,7 @@ from quack.operand_transform.transform import TransformAOperand
 
 from .gemv.config import FRAGMENT_BLOCK
 from .gemv.tables import GemmTiles
+from .triton_launch import launches_are_kept
 
 # From so many tokens on quack's own choice of tiles no longer changes.
 _LAST_CHANGE = 1024
@@ -91,6 +92,9 @@ def gemm(
     if x.data_ptr() % 16:
         x = x.clone()
     out = x.new_empty(x.shape[0], FRAGMENT_BLOCK * weight.shape[0], dtype=out_dtype)
+    if not launches_are_kept():
+        _gemm(x, weight, weight_scale, out, alpha, pdl, tiles, launch)
+        return out
     key = (
         x.shape[1],
         x.dtype,
@@ -125,7 +129,23 @@ def _plan(
     pdl: bool,
     tiles: GemmTiles,
 ) -> _Plan:
-    compiled = _scaled.gemm(
+    compiled = _gemm(x, weight, weight_scale, out, alpha, pdl, tiles, launch=False)
+    views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
+    codes, scales = ((view.shape, view.stride()) for view in views)
+    return _Plan(compiled, codes, scales)
+
+
+def _gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    out: torch.Tensor,
+    alpha: float,
+    pdl: bool,
+    tiles: GemmTiles,
+    launch: bool,
+) -> Any:
+    return _scaled.gemm(
         x,
         weight,
         out,
@@ -139,8 +159,5 @@ def _plan(
         cluster_N=1,
         split_k=tiles.split_k,
         post_init_attrs=() if pdl else (("use_pdl", False),),
-        _launch=False,
+        _launch=launch,
     )
-    views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
-    codes, scales = ((view.shape, view.stride()) for view in views)
-    return _Plan(compiled, codes, scales)

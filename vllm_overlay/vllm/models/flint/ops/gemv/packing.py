@@ -48,7 +48,7 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _places(code: int) -> list[int]:
-    """Where the bits of a code lie in a word: its magnitude from the lowest, its sign."""
+    """Where a code's bits lie in a word: its magnitude from the lowest, its sign."""
     half, index = divmod(code, 4)
     if index == 3:
         return [16 * half + place for place in _LAST_PLACES]
