@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from vllm.models.flint import mlp
 from vllm.models.flint.ops import moe_layer
+from vllm.models.flint.ops.experts.weights import layer_operands
 
 from contract import ops
 from contract.numerics import Numerics
