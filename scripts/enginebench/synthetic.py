@@ -7,6 +7,7 @@ code, scale and value is random and of a real model's size, so that no kernel re
 zeros and routers spread tokens over all experts.
 """
 
+import time
 from typing import Any
 
 import torch
@@ -113,22 +114,24 @@ class BenchWorker:
         }
 
     def bench_record_graphs(self) -> None:
-        """Starts to time every replay of a CUDA graph on the GPU."""
-        events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        """Starts to time every replay of a CUDA graph, on the GPU and on the host."""
+        events: list[tuple[torch.cuda.Event, torch.cuda.Event, float]] = []
         original = torch.cuda.CUDAGraph.replay
 
         def replay(graph: torch.cuda.CUDAGraph) -> None:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
+            begun = time.perf_counter()
             original(graph)
+            host = time.perf_counter() - begun
             end.record()
-            events.append((start, end))
+            events.append((start, end, host))
 
         self._bench_graphs = events, original
         torch.cuda.CUDAGraph.replay = replay
 
-    def bench_graph_ms(self) -> list[float]:
-        """Stops that; returns each replay's milliseconds."""
+    def bench_graph_ms(self) -> list[tuple[float, float]]:
+        """Stops that; returns each replay's milliseconds on the GPU and on the host."""
         events, torch.cuda.CUDAGraph.replay = self._bench_graphs
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in events]
+        return [(start.elapsed_time(end), 1e3 * host) for start, end, host in events]

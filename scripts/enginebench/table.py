@@ -64,6 +64,9 @@ def markdown(content: dict[str, Any]) -> str:
             f"batch {point['batch']}"
         )
         lines.append(_line([label, *_cells([g and g["ms"] for g in graphs])]))
+        launches = [g and g.get("host_ms") for g in graphs]
+        if any(launches):
+            lines.append(_line(["host ms to launch it", *_cells(launches)]))
     for label, key in (("GiB of weights", "weights"), ("GiB of KV cache", "kv_cache")):
         lines.append(_line([label, *(_gib(engines[n], key) for n in names)]))
     starts = (engines[n].get("startup_s") for n in names)

@@ -203,13 +203,14 @@ class TestClock:
     def test_run_saves_each_point_and_skips_what_does_not_fit(self, tmp_path: Path):
         llm = SimpleNamespace(
             llm_engine=StandInEngine(seconds=0.0001),
-            collective_rpc=lambda name: [[1.5, 2.5, 2.5]],
+            collective_rpc=lambda name: [[(1.5, 0.1), (2.5, 0.3), (2.5, 0.2)]],
         )
         points = POINTS["quick"]
         run = one.Run(tmp_path / "r.json", FLINT, points, {"memory": {"kv_cache": 1e9}})
         run.measure(llm)
         saved = json.loads(run.path.read_text())
-        assert saved["cuda_graph"]["ms"] == 2.5
+        graph = saved["cuda_graph"]
+        assert (graph["ms"], graph["host_ms"]) == (2.5, 0.2)
         assert [r["prompt"] for r in saved["time_to_first_token"]] == [128, 1024, 8192]
         timed = {(r["batch"], r["context"]) for r in saved["time_per_output_token"]}
         left_out = {(r["batch"], r["context"]) for r in saved["skipped"]}
@@ -258,11 +259,15 @@ class TestFiles:
     def test_table_marks_the_fastest_and_says_what_failed(self):
         failed = {"error": "failed with exit code 1"}
         engines = {"flint": engine_result(1.0), "off": engine_result(2.0)}
+        graph = {"context": 1024, "batch": 1, "ms": 2.5}
+        engines["flint"]["cuda_graph"] = graph | {"host_ms": 0.2}
+        engines["off"]["cuda_graph"] = graph | {"ms": 5.0}
         text = markdown({"engines": engines | {"stock-marlin": failed}})
         lines = text.splitlines()
         assert lines[0] == "|  | Flint's kernels | kernels off | stock, Marlin |"
         assert "| ms a token, context 1024, batch 2 | **2** | 4 | - |" in lines
         assert "| ms to first token, prompt 128 | **3** | 6 | - |" in lines
+        assert "| host ms to launch it | **0.2** | - | - |" in lines
         assert "| GiB of weights | 24.0 | 24.0 | - |" in lines
         assert lines[-1] == "stock, Marlin: failed with exit code 1"
 
