@@ -91,16 +91,19 @@ def _layout(form: str) -> "Layout":
     """Of a dense weight: as SM90, whose decode form is `mul`, has it with quack."""
     from vllm.models.flint.ops.fragments import missing_quack
 
-    return (
-        "fragments"
-        if form in ("mul", "packed") and missing_quack() is None
-        else "row_major"
-    )
+    return _layouts(form)[0] if missing_quack() is None else "row_major"
 
 
 def _layouts(form: str) -> "tuple[Layout, ...]":
     """All that a dense weight may have with a decode form, the usual one first."""
     return ("row_major",) if form == "cvt" else ("fragments", "row_major")
+
+
+def _form(args: argparse.Namespace) -> str:
+    """How the experts are decoded."""
+    from vllm.models.flint.ops.nvfp4_gemv import decode_form
+
+    return "packed" if args.packed else decode_form()
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -140,12 +143,10 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from vllm.models.flint.ops.nvfp4_gemv import decode_form
-
     from gemvbench.tune import Results
     from moebench import tune
 
-    form = "packed" if args.packed else decode_form()
+    form = _form(args)
     _offer(args, form)
     results = Results(args.out, args.seconds)
     decode = [kind for kind in args.kinds if kind in (tune.GATE_UP, tune.DOWN)]
@@ -162,13 +163,11 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _layer(args: argparse.Namespace) -> int:
-    from vllm.models.flint.ops.nvfp4_gemv import decode_form
-
     from attentionbench.problems import Case
     from gemvbench.tune import Results
     from moebench.layer import text_table, time_layer
 
-    _offer(args, "packed" if args.packed else decode_form())
+    _offer(args, _form(args))
     results = Results(args.out, args.seconds)
     cases = [
         Case(batch, args.context, kind == "sliding")

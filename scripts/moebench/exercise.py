@@ -13,7 +13,6 @@ from vllm.models.flint.ops import moe, moe_gemv
 from vllm.models.flint.ops.experts import grouped
 from vllm.models.flint.ops.experts.grouped_config import picked_configs
 from vllm.models.flint.ops.experts.route import MAX_ROUTE_TOKENS
-from vllm.models.flint.ops.experts.weights import layer_operands
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from gemvbench.exercise import Part, as_layers_hold
@@ -58,15 +57,15 @@ def _decode(
 ) -> None:
     x, (ids, shares) = _inputs(device, m)
     act = x.new_empty((ids.numel(), experts.intermediate))
-    sact, up, down = None, (None,) * 3, (None,) * 3
+    sact = up = down = None
     if shared is not None:
-        up, down = map(layer_operands, shared)
+        up, down = shared
         sact = x.new_empty((m, shared[1].shape.k))
     first = experts.w1, experts.w1_scale, experts.alpha1
-    moe_gemv.gate_up(x, ids, *first, act, *up, sact)
+    moe_gemv.gate_up(x, ids, *first, act, up, None, None, sact)
     second = experts.w2, experts.w2_scale, experts.alpha2
     out = torch.empty_like(x)
-    moe_gemv.down_combine(act, ids, shares, *second, sact, *down, out)
+    moe_gemv.down_combine(act, ids, shares, *second, sact, down, None, None, out)
 
 
 def _experts(

@@ -178,7 +178,7 @@ class DecoderLayer:
         made["sact"] = normed.new_empty((len(ids), self.weights.sizes.shared))
         experts = layer.experts
         first = experts.w1, experts.w1_scale, experts.alpha1
-        shared = layer.shared_gate_up_operands
+        shared = layer.shared_gate_up, None, None
         moe_gemv.gate_up(normed, ids, *first, made["act"], *shared, made["sact"])
 
     def _run_down(self) -> None:
@@ -192,7 +192,9 @@ class DecoderLayer:
             made["shares"],
             *second,
             made["sact"],
-            *layer.shared_down_operands,
+            layer.shared_down,
+            None,
+            None,
             made["out"],
         )
 

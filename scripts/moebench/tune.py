@@ -61,14 +61,14 @@ class _Pairs:
     def gate_up(self) -> None:
         experts = self.layer.experts
         first = experts.w1, experts.w1_scale, experts.alpha1
-        shared = self.layer.shared_gate_up_operands
+        shared = self.layer.shared_gate_up, None, None
         act, sact = torch.empty_like(self.act), torch.empty_like(self.sact)
         moe_gemv.gate_up(self.x, self.ids, *first, act, *shared, sact)
 
     def down_combine(self) -> None:
         experts = self.layer.experts
         second = experts.w2, experts.w2_scale, experts.alpha2
-        shared = self.layer.shared_down_operands
+        shared = self.layer.shared_down, None, None
         rest = *second, self.sact, *shared, self.out
         moe_gemv.down_combine(self.act, self.ids, self.shares, *rest)
 

@@ -14,6 +14,7 @@ from vllm.models.flint.ops.linear import FlintBf16LinearMethod
 from contract import ops
 from contract.numerics import Numerics
 from support import moe as standins
+from support.experts import layer_operands
 from support.gemv import QuantizedLinear
 from support.interpreted import load_interpreted
 from support.norm_rope import norm_bounds
@@ -90,8 +91,8 @@ def choice(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def shared_expert(w: moe.LLMoEWeights, x: torch.Tensor) -> torch.Tensor:
-    gate, up = standins.parts(standins.dense(*w.shared_gate_up_operands))
-    down = standins.dense(*w.shared_down_operands)
+    gate, up = standins.parts(standins.dense(w.shared_gate_up, None, None))
+    down = standins.dense(w.shared_down, None, None)
     return ops.dense_mlp(x.double(), gate, up, down, Numerics.CONTRACT)
 
 
@@ -229,8 +230,8 @@ class Linear(torch.nn.Module):
 def test_weights_of_layers(weights) -> None:
     gate = Linear(weights.router, None)
     up, down = (
-        Linear(part[0], FlintBf16LinearMethod())
-        for part in (weights.shared_gate_up_operands, weights.shared_down_operands)
+        Linear(layer_operands(part)[0], FlintBf16LinearMethod())
+        for part in (weights.shared_gate_up, weights.shared_down)
     )
     found = moe.ll_weights_from_layers(gate, weights.experts, up, down)
     assert isinstance(found, moe.LLMoEWeights)

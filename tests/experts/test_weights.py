@@ -9,12 +9,12 @@ import torch
 from vllm.models.flint.ops.experts.weights import (
     FlintMoEWeights,
     LLMoEWeights,
-    layer_operands,
 )
 from vllm.models.flint.ops.gemv.packing import pack_codes
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from contract.nvfp4 import swizzle_scales
+from support.experts import layer_operands
 from support.gemv import QuantizedLinear
 
 EXPERTS, HIDDEN, WIDTH, SHARED = 3, 192, 144, 128
@@ -161,8 +161,9 @@ def test_low_latency_weights() -> None:
     (up, up_operands), (down, _) = shared_layers("bf16")
     router = torch.zeros(EXPERTS, HIDDEN, dtype=torch.bfloat16)
     weights = LLMoEWeights(router, bf16(), up, down)
-    assert weights.shared_gate_up_operands[0].data_ptr() == up_operands[0].data_ptr()
-    assert weights.shared_down_operands is weights.shared_down_operands
+    held, _, _ = layer_operands(weights.shared_gate_up)
+    assert held.data_ptr() == up_operands[0].data_ptr()
+    assert weights.shared_down is down
     with pytest.raises(ValueError, match="router must be BF16"):
         replace(weights, router=router.float())
     with pytest.raises(ValueError, match="router must be BF16"):

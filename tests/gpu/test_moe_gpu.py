@@ -85,10 +85,10 @@ def apart(w: moe.LLMoEWeights, x, residual, counter) -> list[torch.Tensor]:
     m, e = x.shape[0], w.experts
     act, sact = x.new_empty(m * TOP_K, WIDTH), x.new_empty(m, SHARED)
     first, second = (e.w1, e.w1_scale, e.alpha1), (e.w2, e.w2_scale, e.alpha2)
-    gate_up(normed, ids, *first, act, *w.shared_gate_up_operands, sact, pdl=False)
+    gate_up(normed, ids, *first, act, w.shared_gate_up, None, None, sact, pdl=False)
     torch.cuda.synchronize()
     out = torch.full_like(x, float("nan"))
-    down = (sact, *w.shared_down_operands, out)
+    down = (sact, w.shared_down, None, None, out)
     down_combine(act, ids, weights, *second, *down, pdl=False)
     torch.cuda.synchronize()
     return [out, total]

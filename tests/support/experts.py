@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
+from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK
+from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from contract.nvfp4 import E2M1, E4M3, GROUP, swizzle_scales, unpack_codes
 from support.gemv import (
@@ -114,6 +116,26 @@ class SharedLinear:
             own = linear.fragments()
         operands = (*(x.contiguous() for x in own), linear.global_scale)
         return cls(operands, linear.values, linear.global_scale.item())
+
+
+def layer_operands(
+    weight: GemvWeight,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Give back the tensors that a ``GemvWeight`` was made of, as views.
+
+    Returns:
+        BF16 [N, K], None, None; or codes, uint8 block scales and the FP32 [1] global
+        scale: row-major [N, K / 2] and flat, or [N / 64, K / 64, 128, 16] and
+        [N / 64, K / 64, 32, 4, 2] in fragment order.
+
+    """
+    if weight.scales is None:
+        return weight.words.view(torch.bfloat16), None, None
+    codes, scales = weight.words.view(torch.uint8), weight.scales.view(torch.uint8)
+    if weight.shape.layout == "fragments":
+        blocks = weight.shape.n // FRAGMENT_BLOCK, weight.shape.k // FRAGMENT_BLOCK
+        codes, scales = codes.view(*blocks, 128, 16), scales.view(*blocks, 32, 4, 2)
+    return codes, scales, weight.global_scale
 
 
 def gate_up_bounds(x: torch.Tensor, ids: torch.Tensor, experts: Experts) -> Bounds:

@@ -3,12 +3,13 @@
 """Experts in plain PyTorch, as the launches of Flint's kernels take and give them."""
 
 import torch
-from vllm.models.flint.ops.experts.weights import FlintMoEWeights, layer_operands
+from vllm.models.flint.ops.experts.weights import FlintMoEWeights
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 
 from contract import ops
 from contract.numerics import Numerics
 from contract.nvfp4 import Nvfp4Weight, unswizzle_scales
+from support.experts import layer_operands
 
 CONTRACT = Numerics.CONTRACT
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from vllm.models.flint import mlp
 from vllm.models.flint.ops import moe_layer
-from vllm.models.flint.ops.experts.weights import layer_operands
 
 from contract import ops
 from contract.numerics import Numerics
 from contract.nvfp4 import Nvfp4Weight, unswizzle_scales
+from support.experts import layer_operands
 from support.packing import unpack_words
 
 EPS = 1e-6

@@ -31,6 +31,7 @@ from . import moe_ops  # noqa: F401  (registers the operator)
 from .kernel_switch import why_off
 from .moe_path import facts_of, why_not_kernels
 from .ops.dense import fp32_split_k
+from .ops.gemv.variants import report_compilation
 from .ops.linear import gate_up_silu_mul
 from .ops.moe import (
     LL_MOE_MAX_TOKENS,
@@ -42,7 +43,6 @@ from .ops.moe import (
 from .ops.moe_gemv import why_not
 from .ops.moe_layer import FlintExperts, install_flint_experts
 from .ops.norm import add_rms_norm
-from .ops.nvfp4_gemv import report_once
 
 logger = init_logger(__name__)
 
@@ -248,7 +248,7 @@ class FlintSparseMoeBlock(nn.Module):
             stream, both BF16 [num_tokens, hidden_size].
 
         """
-        report_once()
+        report_compilation()
         num_tokens, method, fused = x.shape[0], self._method, self._fused
         if num_tokens > method.max_decode_tokens:
             fused = None

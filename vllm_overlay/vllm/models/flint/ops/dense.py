@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from .gemv.config import SCALE_ROWS
+from .gemv.variants import report_compilation
 from .norm import silu_and_mul
-from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv, report_once
+from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv
 
 # How much of a weight is dequantized at a time: all of it, but for a head.
 _TEMPORARY_BYTES = 64 << 20
@@ -60,7 +61,7 @@ def nvfp4_linear(
         [M, N], or [M, N/2] with ``silu_mul``.
 
     """
-    report_once()
+    report_compilation()
     if x.shape[0] <= max_gemv_tokens:
         dtype = torch.float32 if fp32_out else torch.bfloat16
         return nvfp4_gemv(
@@ -83,7 +84,7 @@ def bf16_linear(
     max_gemv_tokens: int,
 ) -> torch.Tensor:
     """``x @ weight.T`` with a BF16 weight; see ``nvfp4_linear``."""
-    report_once()
+    report_compilation()
     if x.shape[0] <= max_gemv_tokens:
         return bf16_gemv(x, weight, silu_mul, pdl)
     out = F.linear(x, weight)

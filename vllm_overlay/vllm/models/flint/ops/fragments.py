@@ -17,8 +17,9 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from .gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
 from .gemv.tables import GemmTiles, Shape
+from .gemv.variants import report_compilation
 from .norm import silu_and_mul
-from .nvfp4_gemv import fragment_gemv, gemm_tiles, max_tokens, report_once
+from .nvfp4_gemv import fragment_gemv, gemm_tiles, max_tokens
 
 # The release whose layout and numerics were read, tested and measured.
 QUACK_RELEASE = "0.6.5"
@@ -107,7 +108,8 @@ def compile_partner(
     Arguments are those of ``fragment_linear``; nothing is launched.
     """
     quack_gemm = _quack_gemm()
-    shape = _shape(weight, silu_mul)
+    groups, blocks = weight.shape[:2]
+    shape = _shape(groups, blocks, silu_mul)
     first = 1 + max_tokens(shape.n, shape.k, silu_mul, layout="fragments")
     choices = list(gemm_tiles(shape).values())
     if not choices:
@@ -117,8 +119,8 @@ def compile_partner(
         quack_gemm.gemm(x, weight, weight_scale, alpha, out_dtype, pdl, tiles, False)
 
 
-def _shape(weight: torch.Tensor, silu_mul: bool) -> Shape:
-    n, k = FRAGMENT_BLOCK * weight.shape[0], FRAGMENT_BLOCK * weight.shape[1]
+def _shape(groups: int, blocks: int, silu_mul: bool) -> Shape:
+    n, k = FRAGMENT_BLOCK * groups, FRAGMENT_BLOCK * blocks
     return Shape(n, k, silu_mul, layout="fragments")
 
 
@@ -131,9 +133,9 @@ def measured_tiles(shape: Shape, m: int) -> GemmTiles | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _tiles(n: int, k: int, silu_mul: bool, m: int) -> GemmTiles:
-    measured = measured_tiles(Shape(n, k, silu_mul, layout="fragments"), m)
-    return measured or _quack_gemm().quack_tiles(n, k, m)
+def _tiles(groups: int, blocks: int, silu_mul: bool, m: int) -> GemmTiles:
+    shape = _shape(groups, blocks, silu_mul)
+    return measured_tiles(shape, m) or _quack_gemm().quack_tiles(shape.n, shape.k, m)
 
 
 def fragment_linear(
@@ -164,7 +166,7 @@ def fragment_linear(
         [M, N], or [M, N/2] with ``silu_mul``.
 
     """
-    report_once()
+    report_compilation()
     dtype = torch.float32 if fp32_out else torch.bfloat16
     m = x.shape[0]
     if m <= max_gemv_tokens or m == 0:
@@ -172,7 +174,7 @@ def fragment_linear(
             x, weight, weight_scale, global_scale, silu_mul, pdl, out_dtype=dtype
         )
     groups, blocks = weight.shape[:2]
-    tiles = _tiles(groups * FRAGMENT_BLOCK, blocks * FRAGMENT_BLOCK, silu_mul, m)
+    tiles = _tiles(groups, blocks, silu_mul, m)
     out = _quack_gemm().gemm(x, weight, weight_scale, alpha, dtype, pdl, tiles)
     return silu_and_mul(out) if silu_mul else out
 

@@ -20,6 +20,7 @@ from vllm.triton_utils import tl, triton
 from .triton_launch import Constants
 
 _BLOCK = 1024
+_SILU_AND_MUL = Constants(BLOCK=_BLOCK)
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, width, dtype=torch.bfloat16)
     if out.numel():
-        _silu_and_mul_constants().launch(
+        _SILU_AND_MUL.launch(
             _silu_and_mul_kernel,
             (tokens, -(-width // _BLOCK)),
             (gate_up, out),
@@ -205,8 +206,3 @@ def _launch_rms_norm(
 def _rms_norm_constants(width: int, add: bool) -> Constants:
     block = triton.next_power_of_2(width)
     return Constants(ADD=add, BLOCK=block, num_warps=min(8, max(1, block // 512)))
-
-
-@functools.cache
-def _silu_and_mul_constants() -> Constants:
-    return Constants(BLOCK=_BLOCK)

@@ -24,11 +24,8 @@ from .gemv.tables import (
     load_table,
     token_tiles,
 )
-from .gemv.variants import dequantize_variant, gemv_variant, report_compilation
+from .gemv.variants import dequantize_variant, gemv_variant
 from .gemv_weight import GemvWeight, check_row_major
-
-# Putting the report together costs as much as a look-up of a kernel.
-report_once = functools.cache(report_compilation)
 
 
 def nvfp4_gemv(

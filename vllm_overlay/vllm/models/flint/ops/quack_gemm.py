@@ -109,7 +109,9 @@ def gemm(
     )
     plan = _plans.get(key)
     if plan is None:
-        plan = _plan(x, weight, weight_scale, out, alpha, pdl, tiles)
+        compiled = _gemm(x, weight, weight_scale, out, alpha, pdl, tiles, launch=False)
+        views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
+        plan = _Plan(compiled, *((view.shape, view.stride()) for view in views))
         _plans[key] = plan
     if launch:
         codes, scales = plan.codes, plan.scales
@@ -118,21 +120,6 @@ def gemm(
         )
         run_gemm_epi_plan(plan.compiled, operand, x, out, None, {"alpha": alpha})
     return out
-
-
-def _plan(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    out: torch.Tensor,
-    alpha: float,
-    pdl: bool,
-    tiles: GemmTiles,
-) -> _Plan:
-    compiled = _gemm(x, weight, weight_scale, out, alpha, pdl, tiles, launch=False)
-    views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
-    codes, scales = ((view.shape, view.stride()) for view in views)
-    return _Plan(compiled, codes, scales)
 
 
 def _gemm(

@@ -4,25 +4,21 @@
 
 There is one copy: codes and BF16 weights stay in the memory that was loaded. Block
 scales get a new order, the 128x4 swizzle of each expert, one expert at a time; the bits
-of codes may get one, too (``pack``), in place.
+of codes may get one, too (``packed``), in place.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 
-from ..gemv.config import FRAGMENT_BLOCK, SCALE_ROWS
+from ..gemv.config import SCALE_ROWS
 from ..gemv.packing import pack_codes
 from ..gemv_weight import COLUMNS, GemvWeight, swizzled_bytes
 
 _GROUP = 16
 # Codes that are packed at once, in bytes; each takes eight more for that time.
 _PACKED_BYTES = 1 << 24
-
-# A weight, its block scales and its global scale, as a dense layer holds them.
-Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -204,34 +200,6 @@ class LLMoEWeights:
                 f"the shared expert's down rows do not fit: {down.shape.n} of "
                 f"{experts.hidden}"
             )
-
-    @cached_property
-    def shared_gate_up_operands(self) -> Operands:
-        """``shared_gate_up`` as its layer holds it."""
-        return layer_operands(self.shared_gate_up)
-
-    @cached_property
-    def shared_down_operands(self) -> Operands:
-        """``shared_down`` as its layer holds it."""
-        return layer_operands(self.shared_down)
-
-
-def layer_operands(weight: GemvWeight) -> Operands:
-    """Give back the tensors that a ``GemvWeight`` was made of, as views.
-
-    Returns:
-        BF16 [N, K], None, None; or codes, uint8 block scales and the FP32 [1] global
-        scale: row-major [N, K / 2] and flat, or [N / 64, K / 64, 128, 16] and
-        [N / 64, K / 64, 32, 4, 2] in fragment order.
-
-    """
-    if weight.scales is None:
-        return weight.words.view(torch.bfloat16), None, None
-    codes, scales = weight.words.view(torch.uint8), weight.scales.view(torch.uint8)
-    if weight.shape.layout == "fragments":
-        blocks = weight.shape.n // FRAGMENT_BLOCK, weight.shape.k // FRAGMENT_BLOCK
-        codes, scales = codes.view(*blocks, 128, 16), scales.view(*blocks, 32, 4, 2)
-    return codes, scales, weight.global_scale
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ and 4: one multiplication copies each to its place, and what it copies elsewhere
 on bits that are masked.
 """
 
+import functools
+
 import torch
 
 # How far codes 1 and 2 are rotated.
@@ -41,8 +43,8 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
             f"{codes.dtype} {list(codes.shape)}"
         )
     out = codes.new_zeros((*codes.shape[:-1], codes.shape[-1] // 4), dtype=torch.int32)
-    tables = _tables().to(codes.device)
-    for byte, table in enumerate(tables):
+    # Not kept there: an engine that sleeps gives up what came with its weights.
+    for byte, table in enumerate(_tables().to(codes.device)):
         out |= table[codes[..., byte::4].long()]
     return out
 
@@ -56,6 +58,7 @@ def _places(code: int) -> list[int]:
     return [(16 * half + place + rotation) % 32 for place in _PLACES]
 
 
+@functools.cache
 def _tables() -> torch.Tensor:
     """What each byte, 0 to 3, adds to a word: int32 [4, 256]."""
     value = torch.arange(256)

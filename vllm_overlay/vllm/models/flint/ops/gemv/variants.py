@@ -92,6 +92,8 @@ def add_prebuilt(key: Key, function: Callable[..., Any]) -> None:
     _compiled[key] = function
 
 
+# Putting it together costs as much as a look-up of a kernel.
+@functools.cache
 def report_compilation() -> None:
     """Says once, at the first launch, what start-up compiled."""
     logger.info_once(
