@@ -68,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
     exercise = add("exercise", "launch every variant once, for compute-sanitizer")
     exercise.add_argument("--library", type=Path)
+    exercise.add_argument("--tokens", type=int, nargs="+", help="(a set of ours)")
+    exercise.add_argument("--only", nargs="+", help="layers, as 2048x1024 (all)")
 
     table = add("table", "write a tuned table from the JSON of `tune`")
     table.add_argument("results", type=Path, nargs="+")
@@ -166,11 +168,12 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _exercise(args: argparse.Namespace) -> int:
-    from gemvbench.exercise import exercise
+    from gemvbench.exercise import parts_of, run_parts
     from gemvbench.library import Library
 
     Library(args.library).offer(sets.served(args.table, args.form))
-    exercise(_layers(args))
+    parts = parts_of(_layers(args))
+    run_parts(parts, args.only or parts, args.tokens)
     return 0
 
 

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Launches what Flint's linears may launch, for a tool that watches the launches."""
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 from vllm.models.flint.ops import dense, fragments, nvfp4_gemv
 from vllm.models.flint.ops.gemv_weight import GemvWeight
 
@@ -17,22 +17,30 @@ from gemvbench.weights import Weight
 TOKENS = (1, 8, 13, 16, 29, 32, 61)
 
 
-def exercise(layers: list[Layer]) -> None:
-    """Runs every kind of weight of each layer at each count of tokens, once."""
-    for layer in tqdm(layers, desc="exercise"):
-        weight = Weight.random(layer.n, layer.k)
-        rows = weight.codes, weight.swizzled()
-        own = fragments.to_fragments(weight.codes, weight.scales)
-        plain = weight.dequantized()
-        nvfp4_gemv.dequantize_rows(*rows)
-        scale = weight.global_scale
-        rest = scale, scale.item(), layer.silu_mul, layer.fp32_out, True
-        for m in TOKENS:
-            x = torch.randn(m, layer.k, device="cuda").bfloat16()
-            dense.nvfp4_linear(x, *rows, *rest, m, None)
-            fragments.fragment_linear(x, *own, *rest, m)
-            dense.bf16_linear(x, plain, layer.silu_mul, True, m)
-    torch.cuda.synchronize()
+def _run_layer(layer: Layer, device: str, counts: list[int]) -> None:
+    """Runs every kind of weight of a layer at each count of tokens, once."""
+    weight = Weight.random(layer.n, layer.k, device)
+    rows = weight.codes, weight.swizzled()
+    own = fragments.to_fragments(weight.codes, weight.scales)
+    plain = weight.dequantized()
+    nvfp4_gemv.dequantize_rows(*rows)
+    scale = weight.global_scale
+    rest = scale, scale.item(), layer.silu_mul, layer.fp32_out, True
+    for m in counts:
+        x = torch.randn(m, layer.k, device=device).bfloat16()
+        dense.nvfp4_linear(x, *rows, *rest, m, None)
+        fragments.fragment_linear(x, *own, *rest, m)
+        dense.bf16_linear(x, plain, layer.silu_mul, True, m)
+
+
+def parts_of(layers: list[Layer]) -> dict[str, "Part"]:
+    """A part for each layer, by a name such as 12288x2048-silu."""
+    return {
+        layer.name.replace(" x ", "x").replace(" ", "-"): Part(
+            functools.partial(_run_layer, layer), TOKENS
+        )
+        for layer in layers
+    }
 
 
 def as_layers_hold(weight: Weight) -> list[GemvWeight]:

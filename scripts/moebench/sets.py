@@ -63,7 +63,7 @@ def served(form: str, layout: Layout, tps: tuple[int, ...] = (1, 2)) -> list[Var
 def gate_up_sweep(spec: GateUpSpec) -> Iterator[GateUpConfig]:
     """Schedules of the first kernel to try."""
     steps = spec.routed.k // spec.routed.step_k
-    for shape in itertools.product((1, 2), (4, 8, 16), (1, 2, 4), (0, 2)):
+    for shape in itertools.product((1, 2, 4), (4, 8, 16), (1, 2)):
         config = GateUpConfig(*shape)
         fits = config.depth * config.k_warps <= steps
         if fits and config.why_not(spec) is None:
@@ -73,7 +73,7 @@ def gate_up_sweep(spec: GateUpSpec) -> Iterator[GateUpConfig]:
 def down_sweep(spec: DownSpec) -> Iterator[DownConfig]:
     """Schedules of the second kernel to try."""
     steps = spec.routed.k // spec.routed.step_k
-    for shape in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (0, 2)):
+    for shape in itertools.product((1, 2, 4), (1, 2, 4), (1, 2), (1, 2, 4), (1, 2)):
         config = DownConfig(*shape)
         fits = config.depth * config.expert_warps <= steps
         if fits and config.why_not(spec) is None:

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Launches past Triton's and quack's Python, against theirs, on a GPU."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,8 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 4, 128
 Tensors = list[torch.Tensor]
 
 
+# Kept, because no random numbers can be drawn while a graph is captured.
+@functools.cache
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator(DEVICE).manual_seed(seed)
     return torch.randn(shape, device=DEVICE, generator=generator).bfloat16()
@@ -58,9 +61,14 @@ def choices(m: int) -> Tensors:
     return found
 
 
-def experts(m: int) -> Tensors:
+@functools.cache
+def weights_of_experts() -> moe.FlintMoEWeights:
     generator = torch.Generator(DEVICE).manual_seed(5)
-    weights = Experts.random(EXPERTS, HIDDEN, WIDTH, generator).weights
+    return Experts.random(EXPERTS, HIDDEN, WIDTH, generator).weights
+
+
+def experts(m: int) -> Tensors:
+    weights = weights_of_experts()
     ids, shares = moe.topk_sigmoid(draw(m, EXPERTS, seed=4), TOP_K)
     x, shared = draw(m, HIDDEN), draw(m, HIDDEN, seed=6)
     return [grouped_experts(x, ids, shares, weights, shared)]

@@ -105,5 +105,7 @@ def run_down(
         run.add(shared[0], "i4x", m)
         run.add_shared(shared[1])
     run.add(out, "i4x", m)
-    kernel.run(m * (spec.width // 16), 1, run.params, run.memory, width=m)
+    groups = -(-m // config.tokens)
+    ctas = groups * (spec.width // config.rows)
+    kernel.run(ctas, 1, run.params, run.memory, width=groups)
     return out

@@ -69,10 +69,11 @@ def _arithmetic(function):
 
 
 def _mul_hi(c, opcode, operands, who):
-    if not opcode.startswith("mul.hi.u") or opcode.endswith("64"):
+    if not opcode.startswith("mul.hi.") or opcode.endswith("64"):
         raise EmulationError(f"unknown instruction {opcode}")
     a, b = _integers(c, opcode, operands[1:], who)
-    c.set(operands[0], who, (a * b) >> U64(_width(opcode)))
+    product = a * b
+    _store_int(c, opcode, operands[0], who, product >> product.dtype.type(32))
 
 
 def _logic(function):

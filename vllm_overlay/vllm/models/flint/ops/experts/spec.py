@@ -142,9 +142,12 @@ class GateUpConfig:
 
 @dataclass(frozen=True)
 class DownConfig:
-    """Schedule of a CTA that has 16 rows of one token's output.
+    """Schedule of a CTA that has some rows of the output of a few tokens.
 
     Attributes:
+        row_tiles: 16-row tiles of each warp.
+        tokens: tokens of a CTA: each has warps of its own for its experts, and the
+            shared expert's warps serve all.
         expert_warps: warps along K of each expert.
         shared_warps: warps along K of the shared expert.
         depth: steps of weights that a warp keeps in flight.
@@ -152,13 +155,20 @@ class DownConfig:
 
     """
 
+    row_tiles: int = 1
+    tokens: int = 1
     expert_warps: int = 1
     shared_warps: int = 2
     depth: int = 4
     min_ctas: int = 0
 
+    @property
+    def rows(self) -> int:
+        """Rows of the output of a CTA."""
+        return MMA_ROWS * self.row_tiles
+
     def routed_warps(self, spec: DownSpec) -> int:
-        return self.expert_warps * spec.top_k
+        return self.tokens * self.expert_warps * spec.top_k
 
     def warps(self, spec: DownSpec) -> int:
         shared = 0 if spec.shared is None else self.shared_warps
@@ -166,7 +176,18 @@ class DownConfig:
 
     def slice(self, spec: GemvSpec, warps: int) -> GemvConfig:
         """One warp of an expert that has ``warps`` of them."""
-        return slice_config(spec, 1, warps, self.depth)
+        return slice_config(spec, self.row_tiles, warps, self.depth)
+
+    def shared_bytes(self, spec: DownSpec) -> int:
+        routed = self.slice(spec.routed, self.expert_warps).x_stride(spec.routed)
+        count = self.routed_warps(spec)
+        total = count * routed
+        if spec.shared is not None:
+            shared = self.slice(spec.shared, self.shared_warps).x_stride(spec.shared)
+            staged = 1 if self.tokens == 1 else MMA_TOKENS
+            total += self.shared_warps * staged * shared
+            count += self.shared_warps * self.tokens
+        return total + 4 * self.rows * count + 8 * self.warps(spec)
 
     def why_not(self, spec: DownSpec) -> str | None:
         """Why this schedule cannot compute ``spec``, or None."""
@@ -175,8 +196,16 @@ class DownConfig:
                 reason = _why_no_part(part, spec.width)
                 if reason is not None:
                     return reason
+        if SCALE_ROWS % self.rows:
+            return f"{self.rows} rows do not divide {SCALE_ROWS}"
+        if not 1 <= self.tokens <= MMA_TOKENS:
+            return f"{self.tokens} tokens are not 1 to {MMA_TOKENS}"
+        if self.tokens * self.rows > _LANES * self.warps(spec):
+            return f"{self.tokens} x {self.rows} outputs are more than its threads"
         if self.warps(spec) > _MAX_WARPS:
             return f"{self.warps(spec)} warps are more than a CTA has"
+        if self.shared_bytes(spec) > _MAX_SHARED_BYTES:
+            return f"{self.shared_bytes(spec)} bytes of shared memory"
         return None
 
 
@@ -215,7 +244,7 @@ def down_config(spec: DownSpec, one_token: bool) -> DownConfig:
     shared = 1
     if spec.shared is not None:
         shared = max(1, min(8, warps * spec.shared.k // spec.routed.k))
-    return DownConfig(warps, shared, _BF16_DEPTH if spec.routed.is_bf16 else 1)
+    return DownConfig(1, 1, warps, shared, _BF16_DEPTH if spec.routed.is_bf16 else 1)
 
 
 def _warps(spec: GemvSpec, most: int) -> int:
