@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from vllm.models.flint.ops.experts.spec import (
+    DOWN_CASES,
     TOKEN_CASES,
     DownConfig,
     DownSpec,
@@ -56,7 +57,7 @@ def served(form: str, layout: Layout, tps: tuple[int, ...] = (1, 2)) -> list[Var
         firsts = gate_up_specs(sizes, form, layout)
         found += [(spec, gate_up_config(spec)) for spec in firsts]
         second = down_spec(sizes, form, layout)
-        found += [(second, down_config(second, one)) for one in (True, False)]
+        found += [(second, down_config(second, case)) for case in DOWN_CASES]
     return found
 
 

@@ -5,6 +5,7 @@
 import pytest
 import torch
 from vllm.models.flint.ops.experts.spec import (
+    DOWN_CASES,
     TOKEN_CASES,
     DownConfig,
     DownSpec,
@@ -126,7 +127,8 @@ def check_down(
         shared = own, linear
     routed = GemvSpec(width, "bf16" if bf16 else form)
     spec = DownSpec(TOP_K, hidden, routed, part(shared_width, kind))
-    config = config or down_config(spec, m == 1)
+    case = next(tokens for tokens in DOWN_CASES if m <= tokens)
+    config = config or down_config(spec, case)
     out = run_down(spec, config, act, ids, tw, experts, shared)
     down_bounds(act, ids, tw, experts, shared).check(out)
 

@@ -67,13 +67,6 @@ def source(x, y, rows, eps, N: tl.constexpr, ADD: tl.constexpr):
     pass
 
 
-@pytest.fixture(autouse=True)
-def keeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_launch, "_keeping", False)
-    triton_launch.keep_launches()
-    assert triton_launch.launches_are_kept()
-
-
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list:
     seen: list = []
@@ -154,14 +147,3 @@ def test_not_everything_is_kept(kernel, launched) -> None:
     for rows in range(5000):
         constants.launch(kernel, (1,), (Pointer(64), None), (rows, 0.5))
     assert 0 < len(constants._kept) < 2000
-
-
-def test_triton_launches_everything_until_launches_are_kept(
-    kernel, monkeypatch, launched
-) -> None:
-    monkeypatch.setattr(triton_launch, "_keeping", False)
-    chosen = picks(monkeypatch, kernel)
-    constants = Constants(ADD=False, N=4)
-    for _ in range(3):
-        constants.launch(kernel, (1,), (Pointer(64), None), (16, 0.5))
-    assert len(chosen) == 3

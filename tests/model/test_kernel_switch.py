@@ -12,8 +12,8 @@ from vllm.models.flint.kernel_switch import norm_class, why_off
 from vllm.models.flint.ops.norm import RMSNorm
 from vllm.platforms.interface import DeviceCapability
 
-CHECKED = ("linears", "attention", "NVFP4 experts")
-PARTS = (*CHECKED, "BF16 experts", "packed experts", "kept launches")
+CHECKED = ("linears", "attention", "NVFP4 experts", "packed experts")
+PARTS = (*CHECKED, "BF16 experts")
 
 
 def config(**options: Any) -> Any:

@@ -43,7 +43,6 @@ from .kernel_switch import norm_class, why_off
 from .mlp import FlintMLP, FlintSparseMoeBlock
 from .ops.linear import install_flint_dense_kernels
 from .ops.moe import make_route_counter
-from .ops.triton_launch import keep_launches
 from .patchset import require_patches
 
 logger = init_logger(__name__)
@@ -223,8 +222,6 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         off = why_off(vllm_config, "linears")
         if off is None:
             self._take_flint_linears()
-            if why_off(vllm_config, "kept launches") is None:
-                keep_launches()
         else:
             logger.info_once("Flint's dense kernels are not used: %s", off)
         self._checkpoint = CheckpointTracker(config)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .experts.spec import (
+    DOWN_CASES,
     MAX_TOKENS,
     TOKEN_CASES,
     DownConfig,
@@ -89,7 +90,7 @@ def gate_up(
         return
     if m > MAX_TOKENS:
         raise ValueError(f"at most {MAX_TOKENS} tokens fit, got {m}")
-    case = next(tokens for tokens in TOKEN_CASES if m <= tokens)
+    case = _case(TOKEN_CASES, m)
     shared_shape = None if shared is None else shared.shape
     packed = w1.dtype == torch.int32
     gate_up_variant(*_gate_up(shape, shared_shape, top_k, case, pdl, packed))(
@@ -164,7 +165,8 @@ def down_combine(
         return
     shared_shape = None if shared is None else shared.shape
     packed = w2.dtype == torch.int32
-    down_variant(*_down(shape, shared_shape, top_k, m == 1, pdl, packed))(
+    case = _case(DOWN_CASES, m)
+    down_variant(*_down(shape, shared_shape, top_k, case, pdl, packed))(
         act,
         ids.view(-1),
         tw.view(-1),
@@ -225,15 +227,22 @@ def _variants(
     shared_second = None if shared_down is None else shared_down.shape
     shape = _expert_shape(weights.w1, silu_mul=True)
     down_shape, packed = _expert_shape(weights.w2), weights.w1.dtype == torch.int32
-    smaller = [tokens for tokens in TOKEN_CASES if tokens < max_tokens]
-    cases = TOKEN_CASES[: len(smaller) + 1]
     return (
-        [_gate_up(shape, shared_first, top_k, case, pdl, packed) for case in cases],
         [
-            _down(down_shape, shared_second, top_k, one_token, pdl, packed)
-            for one_token in (True, False)
+            _gate_up(shape, shared_first, top_k, case, pdl, packed)
+            for case in TOKEN_CASES
+            if case <= _case(TOKEN_CASES, max_tokens)
+        ],
+        [
+            _down(down_shape, shared_second, top_k, case, pdl, packed)
+            for case in DOWN_CASES
+            if case <= _case(DOWN_CASES, max_tokens)
         ],
     )
+
+
+def _case(cases: tuple[int, ...], tokens: int) -> int:
+    return next((case for case in cases if tokens <= case), cases[-1])
 
 
 @functools.cache
@@ -256,7 +265,7 @@ def _down(
     shape: Shape,
     shared: Shape | None,
     top_k: int,
-    one_token: bool,
+    case: int,
     pdl: bool,
     packed: bool,
 ) -> tuple[DownSpec, DownConfig]:
@@ -266,7 +275,7 @@ def _down(
         _gemv_spec(shape, False, pdl, packed),
         None if shared is None else _gemv_spec(shared, False, pdl),
     )
-    return spec, down_config(spec, one_token)
+    return spec, down_config(spec, case)
 
 
 def _gemv_spec(

@@ -9,8 +9,8 @@ interface each call has buffers of its own, from the caching allocator.
 
 Each (N, K, output type, tiles) is compiled once, for any M, and kept in quack's cache
 on disk. quack finds its plan of a launch by a key of all tensors' metadata, M included,
-and makes eight views of a weight; both cost more than the launch. Where launches are
-kept (``triton_launch``) the plan is, for any M, with the layout of the views.
+and makes eight views of a weight; both cost more than the launch. So the plan is kept
+here, for any M, with the layout of the views.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +24,6 @@ from quack.operand_transform.transform import TransformAOperand
 
 from .gemv.config import FRAGMENT_BLOCK
 from .gemv.tables import GemmTiles
-from .triton_launch import launches_are_kept
 
 # From so many tokens on quack's own choice of tiles no longer changes.
 _LAST_CHANGE = 1024
@@ -92,9 +91,6 @@ def gemm(
     if x.data_ptr() % 16:
         x = x.clone()
     out = x.new_empty(x.shape[0], FRAGMENT_BLOCK * weight.shape[0], dtype=out_dtype)
-    if not launches_are_kept():
-        _gemm(x, weight, weight_scale, out, alpha, pdl, tiles, launch)
-        return out
     key = (
         x.shape[1],
         x.dtype,
@@ -109,7 +105,7 @@ def gemm(
     )
     plan = _plans.get(key)
     if plan is None:
-        compiled = _gemm(x, weight, weight_scale, out, alpha, pdl, tiles, launch=False)
+        compiled = _compile(x, weight, weight_scale, out, alpha, pdl, tiles)
         views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
         plan = _Plan(compiled, *((view.shape, view.stride()) for view in views))
         _plans[key] = plan
@@ -122,7 +118,7 @@ def gemm(
     return out
 
 
-def _gemm(
+def _compile(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
@@ -130,8 +126,9 @@ def _gemm(
     alpha: float,
     pdl: bool,
     tiles: GemmTiles,
-    launch: bool,
+    launch: bool = False,
 ) -> Any:
+    """quack's compiled kernel, for any M; ``launch`` has quack launch it."""
     return _scaled.gemm(
         x,
         weight,

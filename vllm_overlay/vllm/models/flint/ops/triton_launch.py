@@ -11,7 +11,7 @@ Triton specializes for a tensor's type and whether it is 16-byte aligned, for a 
 type, size, and whether it is 1 or a multiple of 16, and for constants and options. What
 is kept is found by all of these. Triton itself launches what is not aligned or not on a
 GPU, as in its interpreter, what torch.compile traces, and everything while a profiler
-hooks its launches, or until ``keep_launches``.
+hooks its launches.
 """
 
 from typing import Any, NamedTuple
@@ -20,18 +20,6 @@ import torch
 
 # So many kernels are kept for one set of constants: numbers may follow the tokens.
 _MOST_KEPT = 1024
-_keeping = False
-
-
-def keep_launches() -> None:
-    """Keep, in this process, what Triton and quack compiled, to launch it again."""
-    global _keeping
-    _keeping = True
-
-
-def launches_are_kept() -> bool:
-    """Whether ``keep_launches`` was called."""
-    return _keeping
 
 
 class _Kept(NamedTuple):
@@ -69,7 +57,7 @@ class Constants:
             numbers: the kernel's, none of them a boolean.
 
         """
-        if not _keeping or torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling():
             kernel[grid](*tensors, *numbers, **self._named)
             return
         places: list[int | None] = []

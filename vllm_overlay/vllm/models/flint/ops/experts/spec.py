@@ -10,6 +10,8 @@ from ..gemv.config import MMA_ROWS, MMA_TOKENS, SCALE_ROWS, GemvConfig, GemvSpec
 # for the pairs of an expert, and few need a short one.
 TOKEN_CASES = (1, 8, 32, 64)
 MAX_TOKENS = TOKEN_CASES[-1]
+# The same of the second kernel.
+DOWN_CASES = (1, 16, MAX_TOKENS)
 _LANES = 32
 _MAX_WARPS = 32
 _MAX_SHARED_BYTES = 227 * 1024
@@ -221,30 +223,47 @@ def gate_up_config(spec: GateUpSpec) -> GateUpConfig:
     """The schedule of the first kernel, as measured on an H200.
 
     One token's work is cut as finely as it can be. More tokens share what they stage
-    of x with more rows, and many want small CTAs, most of which have no work. A cap on
-    registers gains one token 0.2 us more, but does not compile without a GPU.
+    of x with more rows, and many want small CTAs, most of which have no work; packed
+    codes leave them registers for more loads in flight. A cap on registers gains one
+    token 0.2 us more, but does not compile without a GPU.
     BF16 rows are four times as long, so a warp has more of one in flight.
     """
     if spec.routed.is_bf16:
         return GateUpConfig(1, _warps(spec.routed, 8), _BF16_DEPTH)
     if spec.one_token:
         return GateUpConfig(1, _warps(spec.routed, 16), 1)
-    # Packed codes with 4 warps take 130 registers: a CTA less on an SM.
-    large = spec.max_tokens <= 8 or spec.routed.form == "packed"
-    return GateUpConfig(2, _warps(spec.routed, 8 if large else 4), 1)
+    if spec.max_tokens <= 8:
+        return GateUpConfig(2, _warps(spec.routed, 8), 1)
+    depth = 2 if spec.routed.form == "packed" else 1
+    return GateUpConfig(2, _warps(spec.routed, 4), depth)
 
 
-def down_config(spec: DownSpec, one_token: bool) -> DownConfig:
-    """The schedule of the second kernel, as measured on an H200.
+def down_config(spec: DownSpec, most: int) -> DownConfig:
+    """The schedule of the second kernel for up to ``most`` tokens (``DOWN_CASES``).
 
-    One token has 128 CTAs, so each is cut into more warps.
+    As measured on an H200. One token has 128 CTAs, so each is cut into more warps. More
+    tokens share what is decoded of the shared expert, and many also what is staged of
+    x among more rows.
     """
-    halved = one_token and not spec.routed.is_bf16
-    warps = _warps(spec.routed, 2 if halved else 1)
-    shared = 1
-    if spec.shared is not None:
-        shared = max(1, min(8, warps * spec.shared.k // spec.routed.k))
-    return DownConfig(1, 1, warps, shared, _BF16_DEPTH if spec.routed.is_bf16 else 1)
+    if spec.routed.is_bf16:
+        warps, depth = _warps(spec.routed, 1), _BF16_DEPTH
+        return DownConfig(1, 1, warps, _shared_warps(spec, warps), depth)
+    if most == 1:
+        warps = _warps(spec.routed, 2)
+        return DownConfig(1, 1, warps, _shared_warps(spec, warps), 1)
+    # Without a shared expert nothing is shared.
+    shares = spec.shared is not None
+    rows, tokens = (1, 2) if most <= DOWN_CASES[1] else (2, 4)
+    shared = _shared_warps(spec, 2)
+    return DownConfig(rows, tokens if shares else 1, 1, shared, 2)
+
+
+def _shared_warps(spec: DownSpec, warps: int) -> int:
+    """Warps of the shared expert, for so many of a routed one's width."""
+    if spec.shared is None:
+        return 1
+    wanted = max(1, min(8, warps * spec.shared.k // spec.routed.k))
+    return _warps(spec.shared, wanted)
 
 
 def _warps(spec: GemvSpec, most: int) -> int:
