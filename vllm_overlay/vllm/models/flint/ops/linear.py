@@ -44,9 +44,8 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
         super().process_weights_after_loading(layer)
         n, k = layer.weight.shape
         # Plain numbers: torch.compile cannot trace the look-up.
-        layer.flint_max_tokens = [
-            max_tokens(n, k, silu_mul, bf16=True) for silu_mul in (False, True)
-        ]
+        layer.flint_max_tokens = max_tokens(n, k, bf16=True)
+        layer.flint_max_tokens_silu = max_tokens(n, k, silu_mul=True, bf16=True)
         for silu_mul in (False, True):
             if tuned(n, k, silu_mul, bf16=True):
                 warmup(n, k, silu_mul, self.pdl, bf16=True)
@@ -66,7 +65,7 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
         self, layer: torch.nn.Module, x: torch.Tensor
     ) -> torch.Tensor | None:
         """Map [..., K] to silu(gate) * up, or None where that is not tuned."""
-        if x.dtype != torch.bfloat16 or layer.flint_max_tokens[True] == 0:
+        if x.dtype != torch.bfloat16 or layer.flint_max_tokens_silu == 0:
             return None
         return self._linear(layer, x, silu_mul=True)
 
@@ -82,7 +81,7 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
             layer.weight,
             silu_mul,
             self.pdl,
-            layer.flint_max_tokens[silu_mul],
+            layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens,
         )
         return out if x.dim() == 2 else out.reshape(*x.shape[:-1], out.shape[-1])
 
