@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,15 @@ def has_cuda() -> bool:
 def has_compiler() -> bool:
     """Whether CuTe DSL is installed."""
     return importlib.util.find_spec("nvidia_cutlass_dsl") is not None
+
+
+@pytest.fixture(autouse=True)
+def forget_kept_variants() -> Iterator[None]:
+    """What one test gives for a compiled kernel is not launched by another."""
+    yield
+    variants = sys.modules.get("vllm.models.flint.ops.gemv.variants")
+    if variants is not None:
+        variants.forget_kept()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

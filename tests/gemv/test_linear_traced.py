@@ -33,6 +33,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    nvfp4_gemv._config.cache_clear()
 
 
 def to_fragments(*_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +128,8 @@ def test_a_layer_holds_what_every_torch_can_trace(
     """Torch 2.11 refuses a list where a bool picks from it; later ones trace that."""
     held = vars(layer_of(kind, monkeypatch))
     own = {name: value for name, value in held.items() if name.startswith("flint_")}
-    assert own
+    # Read only where nothing is traced.
+    assert own.pop("flint_kept_weight")
     for name, value in own.items():
         assert isinstance(value, int | float | str | None), name
 

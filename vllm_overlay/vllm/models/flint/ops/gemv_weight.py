@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """A linear layer's weight as the GEMV reads it, checked once for any launches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +94,27 @@ class GemvWeight:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """What a compiled variant takes."""
         return self.words, self.scales, self.global_scale
+
+
+class KeptWeight:
+    """The weight that a layer's tensors make, checked again only where they moved.
+
+    Reloading a model gives a layer other tensors, or its tensors other memory. What is
+    kept holds the old memory until then, so no other tensor can have its address.
+    """
+
+    def __init__(self, make: Callable[..., GemvWeight]) -> None:
+        self._make = make
+        self._addresses: list[int] = []
+        self._weight: GemvWeight | None = None
+
+    def of(self, *tensors: torch.Tensor) -> GemvWeight:
+        """The weight of these tensors; arguments and errors are those of ``make``."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if self._weight is None or addresses != self._addresses:
+            self._weight = self._make(*tensors)
+            self._addresses = addresses
+        return self._weight
 
 
 def check_row_major(

@@ -16,9 +16,10 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptLinearMetho
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
 
 from .dense import bf16_linear
-from .gemv_weight import GemvWeight
+from .gemv.variants import report_compilation
+from .gemv_weight import GemvWeight, KeptWeight
 from .global_scales import check_merged_global_scales
-from .nvfp4_gemv import max_tokens, tuned, warmup
+from .nvfp4_gemv import gemv_of_layer, max_tokens, tuned, warmup
 
 __all__ = [
     "FlintBf16LinearMethod",
@@ -43,6 +44,7 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
         """Compile what this layer may launch; the weight stays as it is."""
         super().process_weights_after_loading(layer)
         n, k = layer.weight.shape
+        layer.flint_kept_weight = KeptWeight(GemvWeight.bf16)
         # Plain numbers: torch.compile cannot trace the look-up.
         layer.flint_max_tokens = max_tokens(n, k, bf16=True)
         layer.flint_max_tokens_silu = max_tokens(n, k, silu_mul=True, bf16=True)
@@ -72,17 +74,18 @@ class FlintBf16LinearMethod(UnquantizedLinearMethod):
     def _linear(
         self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
     ) -> torch.Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        most = layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens
         # An operator costs as much as a launch, and only torch.compile needs one.
-        linear: Any = bf16_linear
         if torch.compiler.is_compiling():
-            linear = torch.ops.vllm.flint_bf16_linear
-        out = linear(
-            x if x.dim() == 2 else x.reshape(-1, x.shape[-1]),
-            layer.weight,
-            silu_mul,
-            self.pdl,
-            layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens,
-        )
+            args = (rows, layer.weight, silu_mul, self.pdl, most)
+            out = torch.ops.vllm.flint_bf16_linear(*args)
+        elif rows.shape[0] <= most:
+            report_compilation()
+            weight = layer.flint_kept_weight.of(layer.weight)
+            out = gemv_of_layer(rows, weight, silu_mul, self.pdl, torch.bfloat16)
+        else:
+            out = bf16_linear(rows, layer.weight, silu_mul, self.pdl, most)
         return out if x.dim() == 2 else out.reshape(*x.shape[:-1], out.shape[-1])
 
 

@@ -8,7 +8,8 @@ of it may be captured in a CUDA graph once compiled (``warmup``).
 """
 
 import functools
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from .gemv.tables import (
     load_table,
     token_tiles,
 )
-from .gemv.variants import dequantize_variant, gemv_variant
+from .gemv.variants import dequantize_variant, gemv_variant, keep_variants
 from .gemv_weight import GemvWeight, check_row_major
 
 
@@ -59,7 +60,7 @@ def nvfp4_gemv(
 
     """
     loaded = GemvWeight.row_major(weight, weight_scale, global_scale)
-    return _run(x, loaded, silu_mul, pdl, out_dtype)
+    return gemv_of_layer(x, loaded, silu_mul, pdl, out_dtype)
 
 
 def fragment_gemv(
@@ -85,7 +86,7 @@ def fragment_gemv(
 
     """
     loaded = GemvWeight.fragments(weight, weight_scale, global_scale)
-    return _run(x, loaded, silu_mul, pdl, out_dtype)
+    return gemv_of_layer(x, loaded, silu_mul, pdl, out_dtype)
 
 
 def bf16_gemv(
@@ -99,7 +100,7 @@ def bf16_gemv(
 
     Other arguments, result and errors are those of ``nvfp4_gemv``.
     """
-    return _run(x, GemvWeight.bf16(weight), silu_mul, pdl, out_dtype)
+    return gemv_of_layer(x, GemvWeight.bf16(weight), silu_mul, pdl, out_dtype)
 
 
 def normed_gemv(
@@ -134,13 +135,13 @@ def normed_gemv(
     _check_x(residual, shape.k, "residual")
     if norm_weight.dtype != torch.bfloat16 or norm_weight.shape != (shape.k,):
         raise ValueError(f"the norm's weight must be BF16 [{shape.k}]")
-    spec = _spec(shape, pdl, torch.bfloat16, eps)
-    tiles = token_tiles(spec, None)
-    nt = next((t for t in tiles if x.shape[0] <= MMA_TOKENS * t), None)
-    if nt is None:
-        most = MMA_TOKENS * max(tiles, default=0)
-        raise ValueError(f"one launch takes at most {most} tokens, got {x.shape[0]}")
-    gemv_variant(spec, _config(spec, shape, nt))(
+    launches = _launches(
+        shape.n, shape.k, False, shape.bf16, shape.layout, pdl, torch.bfloat16, eps
+    )
+    m = x.shape[0]
+    if max(m, 1) > launches.most:
+        raise ValueError(f"one launch takes at most {launches.most} tokens, got {m}")
+    launches.variant(m)(
         with_aligned_rows(x),
         *weight.operands,
         out,
@@ -251,7 +252,8 @@ def warmup_normed(shape: Shape, eps: float, most: int, pdl: bool = True) -> int:
 
 
 def _check_x(x: torch.Tensor, k: int, name: str = "x") -> None:
-    if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != k:
+    size = x.shape
+    if x.dtype != torch.bfloat16 or len(size) != 2 or size[1] != k:
         got = f"{x.dtype} {tuple(x.shape)}"
         raise ValueError(f"{name} must be BF16 [M, {k}], got {got}")
     if x.stride(1) != 1 and x.numel():
@@ -274,16 +276,59 @@ def _spec(
     )
 
 
-def _run(
+class _Launches:
+    """The variants of one function of weights of one shape, by count of tokens.
+
+    Attributes:
+        most: how many tokens one launch takes.
+
+    """
+
+    def __init__(self, shape: Shape, spec: GemvSpec) -> None:
+        self._shape, self._spec = shape, spec
+        # Tuned tables are of plain GEMVs.
+        entry = _measured(shape) if spec.norm_eps is None else None
+        self._tiles = token_tiles(spec, entry)
+        self.most = MMA_TOKENS * max(self._tiles, default=0)
+        # By tiles of 8 tokens.
+        self._variants: dict[int, Callable[..., Any]] = {}
+
+    def variant(self, m: int) -> Callable[..., Any]:
+        """The variant for at most ``most`` tokens, compiled when first asked for."""
+        tiles = -(-m // MMA_TOKENS)
+        found = self._variants.get(tiles)
+        if found is None:
+            nt = next(nt for nt in self._tiles if tiles <= nt)
+            config = _config(self._spec, self._shape, nt)
+            found = self._variants[tiles] = gemv_variant(self._spec, config)
+        return found
+
+
+# Each call of a linear layer asks; to hash a spec and a schedule costs microseconds.
+@keep_variants
+def _launches(
+    n: int,
+    k: int,
+    silu_mul: bool,
+    bf16: bool,
+    layout: Layout,
+    pdl: bool,
+    out_dtype: torch.dtype,
+    norm_eps: float | None = None,
+) -> _Launches:
+    shape = Shape(n, k, silu_mul, bf16, layout)
+    return _Launches(shape, _spec(shape, pdl, out_dtype, norm_eps))
+
+
+def gemv_of_layer(
     x: torch.Tensor,
     weight: GemvWeight,
     silu_mul: bool,
     pdl: bool,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
+    """``nvfp4_gemv`` on a weight as a layer holds it, of any layout."""
     shape = weight.shape
-    if shape.silu_mul != silu_mul:
-        shape = replace(shape, silu_mul=silu_mul)
     _check_x(x, shape.k)
     if silu_mul and shape.n % 2:
         raise ValueError(f"silu_mul needs an even number of weight rows, got {shape.n}")
@@ -292,18 +337,23 @@ def _run(
     width = shape.n // 2 if silu_mul else shape.n
     if silu_mul and width % SCALE_ROWS:
         # Gate and up rows of one CTA must lie alike in their blocks.
-        gate, up = _run(x, weight, False, pdl, torch.bfloat16).float().chunk(2, dim=1)
+        both = gemv_of_layer(x, weight, False, pdl, torch.bfloat16)
+        gate, up = both.float().chunk(2, dim=1)
         return (gate * torch.sigmoid(gate) * up).to(out_dtype)
-    out = x.new_empty((x.shape[0], width), dtype=out_dtype)
-    if out.numel() == 0:
+    m = x.shape[0]
+    out = x.new_empty((m, width), dtype=out_dtype)
+    if m == 0 or width == 0:
         return out
     x = with_aligned_rows(x)
-    spec = _spec(shape, pdl, out_dtype)
-    tiles = token_tiles(spec, _measured(shape))
-    most = MMA_TOKENS * tiles[-1]
+    launches = _launches(
+        shape.n, shape.k, silu_mul, shape.bf16, shape.layout, pdl, out_dtype
+    )
+    most = launches.most
+    if m <= most:
+        launches.variant(m)(x, *weight.operands, out)
+        return out
     for part, result in zip(x.split(most), out.split(most), strict=True):
-        nt = next(t for t in tiles if part.shape[0] <= MMA_TOKENS * t)
-        gemv_variant(spec, _config(spec, shape, nt))(part, *weight.operands, result)
+        launches.variant(part.shape[0])(part, *weight.operands, result)
     return out
 
 

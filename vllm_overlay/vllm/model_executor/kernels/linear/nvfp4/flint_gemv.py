@@ -13,8 +13,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.models.flint.ops import dense, fragments
 from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK, Layout
 from vllm.models.flint.ops.gemv.tables import Shape
-from vllm.models.flint.ops.gemv.variants import missing_compiler
-from vllm.models.flint.ops.nvfp4_gemv import max_tokens, tuned, warmup_for
+from vllm.models.flint.ops.gemv.variants import missing_compiler, report_compilation
+from vllm.models.flint.ops.gemv_weight import GemvWeight, KeptWeight
+from vllm.models.flint.ops.nvfp4_gemv import (
+    gemv_of_layer,
+    max_tokens,
+    tuned,
+    warmup_for,
+)
 from vllm.platforms import current_platform
 from vllm.utils.flashinfer import flashinfer_prepare_bf16_fp4_weights
 
@@ -83,6 +89,10 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         layer.flint_padding = k - layer.input_size_per_partition
         layer.flint_alpha = global_scale.item()
         layer.flint_fp32_out = isinstance(layer, ParallelLMHead)
+        fragment_order = layer.flint_layout == "fragments"
+        layer.flint_kept_weight = KeptWeight(
+            GemvWeight.fragments if fragment_order else GemvWeight.row_major
+        )
         # Plain numbers: torch.compile cannot trace the look-up.
         layer.flint_max_tokens = max_tokens(n, k, layout=layer.flint_layout)
         self._compile(layer, Shape(n, k, layout=layer.flint_layout))
@@ -139,19 +149,24 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         if layer.flint_padding:
             rows = torch.nn.functional.pad(rows, (0, layer.flint_padding))
+        tensors = (layer.weight, layer.weight_scale, layer.weight_global_scale)
+        most = layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens
+        # An operator costs as much as a launch, and only torch.compile needs one.
+        traced = torch.compiler.is_compiling()
+        if not traced and rows.shape[0] <= most:
+            report_compilation()
+            dtype = torch.float32 if layer.flint_fp32_out else torch.bfloat16
+            weight = layer.flint_kept_weight.of(*tensors)
+            return gemv_of_layer(rows, weight, silu_mul, self.pdl, dtype)
         args = (
             rows,
-            layer.weight,
-            layer.weight_scale,
-            layer.weight_global_scale,
+            *tensors,
             layer.flint_alpha,
             silu_mul,
             layer.flint_fp32_out,
             self.pdl,
-            layer.flint_max_tokens_silu if silu_mul else layer.flint_max_tokens,
+            most,
         )
-        # An operator costs as much as a launch, and only torch.compile needs one.
-        traced = torch.compiler.is_compiling()
         if layer.flint_layout == "fragments":
             if traced:
                 return torch.ops.vllm.flint_fragment_linear(*args)

@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
 
@@ -20,9 +20,12 @@ CUTE_DSL_RELEASE = "4.8"
 
 # What the compiler of a kernel is called with: of each kernel other types.
 Key = tuple[Hashable, ...]
+P = ParamSpec("P")
+T = TypeVar("T")
 _compiled: dict[Key, Callable[..., Any]] = {}
 _seconds: dict[Key, float] = {}
 _from_disk: set[Key] = set()
+_forget: list[Callable[[], None]] = []
 
 
 @functools.cache
@@ -90,6 +93,20 @@ def dequantize_variant(k: int, form: str) -> Callable[..., Any]:
 def add_prebuilt(key: Key, function: Callable[..., Any]) -> None:
     """Takes a variant that was compiled ahead of time."""
     _compiled[key] = function
+    forget_kept()
+
+
+def keep_variants(function: Callable[P, T]) -> Callable[P, T]:
+    """``functools.cache`` for what holds variants, which ``add_prebuilt`` replaces."""
+    kept = functools.cache(function)
+    _forget.append(kept.cache_clear)
+    return cast(Callable[P, T], kept)
+
+
+def forget_kept() -> None:
+    """Empties every cache of ``keep_variants``."""
+    for forget in _forget:
+        forget()
 
 
 # Putting it together costs as much as a look-up of a kernel.
