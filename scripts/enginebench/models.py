@@ -3,6 +3,7 @@
 """A config folder of Flint's size, in BF16 or in NVFP4, without weights."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def write_config(folder: Path, spec: TinySpec, nvfp4: bool) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return config
+
+
+def weight_bytes(spec: TinySpec, nvfp4: bool) -> int:
+    """Bytes of the model's weights, about."""
+    total = 0.0
+    for tensor in tensor_defs(spec):
+        of_matrix = 9 / 16 if nvfp4 and tensor.is_matrix else 2
+        total += math.prod(tensor.shape) * of_matrix
+    return int(total)
 
 
 def kv_cache_bytes(spec: TinySpec, batch: int, context: int) -> int:

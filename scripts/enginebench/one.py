@@ -15,12 +15,15 @@ from tqdm import tqdm
 
 from enginebench import measure
 from enginebench.engines import ENGINES, POINTS, Engine, Points
-from enginebench.models import FLINT, kv_cache_bytes, write_config
+from enginebench.models import FLINT, kv_cache_bytes, weight_bytes, write_config
 from enginebench.results import FIRST, STEP, Rows, write_json
+from enginebench.turn import Turn
 from tinymodel.specs import TinySpec
 
 # The share of the KV cache that requests may need: groups of layers round up.
 _KV_SHARE = 0.85
+# What an engine takes beside weights and KV cache: a step's tensors, graphs, CUDA.
+_OTHER_BYTES = 6 << 30
 
 
 @dataclass
@@ -113,9 +116,30 @@ def llm_options(
     return options | engine.options | more
 
 
+def kv_cache_option(
+    options: dict[str, Any], spec: TinySpec, nvfp4: bool, gpu_bytes: int
+) -> dict[str, Any]:
+    """An engine's KV cache where others start beside it.
+
+    vLLM sizes it by what the GPU's free memory loses while the engine starts, and that
+    is all engines' doing.
+    """
+    if "kv_cache_memory_bytes" in options:
+        return {}
+    share = int(options["gpu_memory_utilization"] * gpu_bytes)
+    left = share - weight_bytes(spec, nvfp4) - _OTHER_BYTES
+    if left <= 0:
+        raise SystemExit(
+            f"enginebench: {share / 2**30:.0f} GiB of the GPU are too few for an engine"
+        )
+    return {"kv_cache_memory_bytes": left}
+
+
 def run_engine(job: dict[str, Any], path: Path) -> None:
     """Starts the engine that `job` describes and writes its measurements to `path`."""
     start = time.perf_counter()
+    together = "turn" in job
+    turn = Turn(job.get("turn"))
     from vllm.platforms import current_platform
 
     if not current_platform.is_cuda():
@@ -123,17 +147,26 @@ def run_engine(job: dict[str, Any], path: Path) -> None:
     engine, points = ENGINES[job["engine"]], POINTS[job["points"]]
     run = Run(path, FLINT, points, {"status": "started", "env": engine.env})
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), run.spec, job["weights"] == "nvfp4")
+        nvfp4 = job["weights"] == "nvfp4"
+        write_config(Path(folder), run.spec, nvfp4)
         options = llm_options(engine, points, Path(folder), job["options"])
+        if together:
+            gpu_bytes = current_platform.get_device_total_memory()
+            options |= kv_cache_option(options, run.spec, nvfp4, gpu_bytes)
         run.save(options={k: v for k, v in options.items() if k != "model"})
         from vllm import LLM
 
         llm = LLM(**options)
+        memory = llm.collective_rpc("bench_memory")[0]
+        if together:
+            # All engines hold it.
+            del memory["device"]
         run.save(
             startup_s=round(time.perf_counter() - start, 1),
             machine=llm.collective_rpc("bench_machine")[0],
-            memory=llm.collective_rpc("bench_memory")[0],
+            memory=memory,
         )
+        turn.wait()
         run.measure(llm)
     run.save(status="done")
 

@@ -72,7 +72,12 @@ def markdown(content: dict[str, Any]) -> str:
     starts = (engines[n].get("startup_s") for n in names)
     cells = ("-" if s is None else f"{s:.0f}" for s in starts)
     lines.append(_line(["seconds to start", *cells]))
-    notes = [
+    notes = []
+    if together := [title(n) for n in names if engines[n].get("started_together")]:
+        notes.append(
+            f"Started at the same time, which takes longer: {'; '.join(together)}"
+        )
+    notes += [
         f"{title(n)}: {engines[n]['error']}" for n in names if "error" in engines[n]
     ]
     return "\n".join([*lines, *notes])

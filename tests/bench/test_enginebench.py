@@ -3,7 +3,6 @@
 """The engine benchmark without a GPU: weights, clock, files, table and plot."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,15 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from enginebench import cli, measure, one
+from enginebench import measure, one
 from enginebench.engines import ENGINES, POINTS
-from enginebench.models import FLINT, kv_cache_bytes, nvfp4_modules, write_config
+from enginebench.models import (
+    FLINT,
+    kv_cache_bytes,
+    nvfp4_modules,
+    weight_bytes,
+    write_config,
+)
 from enginebench.plot import svg
 from enginebench.results import add_engine, read_comparison
 from enginebench.table import markdown
@@ -137,6 +142,23 @@ class TestConfig:
             for batch, context in points.decode:
                 new = measure.max_new_tokens(batch, context)
                 assert context + new <= options["max_model_len"]
+
+    def test_weights_are_those_of_the_model(self):
+        # 37.9e9 values of experts and 0.6e9 of embedding and head, above all.
+        assert weight_bytes(FLINT, nvfp4=False) == pytest.approx(2 * 40e9, rel=0.05)
+        assert weight_bytes(FLINT, nvfp4=True) == pytest.approx(23e9, rel=0.05)
+
+    def test_kv_cache_of_an_engine_among_others(self):
+        def option(share: float, **more: Any) -> dict[str, Any]:
+            options = {"gpu_memory_utilization": share} | more
+            return one.kv_cache_option(options, FLINT, True, 140 << 30)
+
+        third = option(0.3)["kv_cache_memory_bytes"]
+        assert 10 << 30 < third < 20 << 30
+        assert option(0.9)["kv_cache_memory_bytes"] - third == pytest.approx(84 << 30)
+        assert option(0.3, kv_cache_memory_bytes=5) == {}
+        with pytest.raises(SystemExit, match="14 GiB of the GPU are too few"):
+            option(0.1)
 
 
 class StandInEngine:
@@ -270,6 +292,13 @@ class TestFiles:
         assert "| host ms to launch it | **0.2** | - | - |" in lines
         assert "| GiB of weights | 24.0 | 24.0 | - |" in lines
         assert lines[-1] == "stock, Marlin: failed with exit code 1"
+        assert "same time" not in text
+
+    def test_table_says_what_started_together(self):
+        engines = {name: engine_result(1.0) for name in ("flint", "off")}
+        engines["off"]["started_together"] = True
+        note = "Started at the same time, which takes longer: kernels off"
+        assert markdown({"engines": engines}).splitlines()[-1] == note
 
     def test_plot_has_a_line_for_each_engine(self):
         engines = {"flint": engine_result(1.0), "off": engine_result(2.0)}
@@ -279,93 +308,6 @@ class TestFiles:
         assert len(root.findall(f"{space}g")) == 2
         lines = list(root.iter(f"{space}polyline"))
         assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 3, 3]
-
-
-# Stands in for `python -m enginebench.one`.
-CHILD = """
-import json, subprocess, sys, time
-job, path = json.loads(sys.argv[1]), sys.argv[2]
-rows = [{"context": 1024, "batch": 1, "ms": 1.0}]
-open(path, "w").write(json.dumps({"time_per_output_token": rows}))
-if job["engine"] == "off":
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    print(child.pid, flush=True)
-    time.sleep(60)
-sys.exit(3 if job["engine"] == "stock-marlin" else 0)
-"""
-
-
-class TestCommand:
-    @pytest.fixture(autouse=True)
-    def child(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(cli, "_ENGINE", [sys.executable, "-c", CHILD])
-
-    def run(self, folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-        out = folder / "x.json"
-        logs = str(folder / "logs")
-        code = cli.main(["--out", str(out), "--logs", logs, *arguments])
-        return code, json.loads(out.read_text())["engines"]
-
-    def test_one_engine_after_the_other(self, tmp_path: Path):
-        code, engines = self.run(tmp_path, "--engines", "flint", "stock-humming")
-        assert code == 0 and list(engines) == ["flint", "stock-humming"]
-        assert engines["flint"]["command"].startswith("python3 scripts/")
-        assert (tmp_path / "x.svg").exists()
-
-    def test_an_engine_that_fails_leaves_its_points_and_the_others(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ):
-        code, engines = self.run(tmp_path, "--engines", "stock-marlin", "flint")
-        assert code == 1
-        assert engines["stock-marlin"]["status"] == "cut"
-        assert engines["stock-marlin"]["time_per_output_token"]
-        assert "error" not in engines["flint"]
-        assert "stock-marlin: failed with exit code 3" in capsys.readouterr().out
-
-    def test_the_time_limit_ends_the_engine_and_its_processes(self, tmp_path: Path):
-        limit = ("--seconds", "3")
-        code, engines = self.run(tmp_path, "--engines", "off", "flint", *limit)
-        assert code == 1 and list(engines) == ["off"]
-        assert engines["off"]["error"] == "stopped: the time is up"
-        pid = int((tmp_path / "logs" / "off.log").read_text())
-        status = Path(f"/proc/{pid}/stat")
-        end = time.monotonic() + 5
-        while status.exists() and " Z " not in status.read_text():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-    def test_ctrl_c_leaves_a_whole_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        def wait(process: Any, timeout: float | None = None) -> int:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(cli.subprocess.Popen, "wait", wait)
-        code, engines = self.run(tmp_path, "--engines", "off", "flint")
-        assert code == 130 and list(engines) == ["off"]
-
-    def test_what_the_engine_took_is_kept(self):
-        start = "(EngineCore pid=7) INFO 11-30 06:23:45 "
-        log = (
-            f"{start}[nvfp4.py:240] Using 'MARLIN' NvFp4 MoE backend out of some.\n"
-            f"{start}[core.py:1] Initializing an engine\n"
-            f"{start}[nvfp4.py:240] Using 'MARLIN' NvFp4 MoE backend out of some.\n"
-            f"{start}[__init__.py:9] Using MarlinNvFp4LinearKernel for NVFP4 GEMM\n"
-        )
-        assert cli.choices(log) == [
-            "Using 'MARLIN' NvFp4 MoE backend out of some.",
-            "Using MarlinNvFp4LinearKernel for NVFP4 GEMM",
-        ]
-
-    def test_show_runs_nothing(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ):
-        self.run(tmp_path, "--engines", "flint")
-        capsys.readouterr()
-        code, _ = self.run(tmp_path, "--engines", "off", "--show")
-        assert code == 0
-        assert "Flint's kernels" in capsys.readouterr().out
 
 
 def test_what_a_worker_says_of_its_machine_travels_to_the_benchmark(
