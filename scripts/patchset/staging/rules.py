@@ -113,8 +113,8 @@ def rule_all(plan: Plan) -> Iterator[Ruling]:
     yield Ruling(
         "all",
         f"at most {MAX_OPEN} open pull requests",
-        OK if count <= MAX_OPEN else WRONG,
-        f"{count} steps; they stand on each other, so open the next when one is in",
+        OK if count <= MAX_OPEN else PERSON,
+        f"{count} steps; most stand on others, so open the next when one is in",
     )
     yield Ruling(
         "all",
