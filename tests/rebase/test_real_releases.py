@@ -25,14 +25,16 @@ GGUF = "model-load-flint-from-an-nvfp4-gguf"
 FRONTEND = "frontend-print-what-is-wrong-with-a-flint-checkpoint-in-one"
 BACKEND = "kernel-offer-flint-s-nvfp4-gemv-as-a-linear-backend"
 PACKAGING = "build-put-flint-s-data-files-into-wheels-built-from-source"
+SAMPLING = "perf-copy-sampling-states-only-after-a-request-was-added"
 
 # What does not fit: (patch, file): (what became of the code, first release without).
 # In common.txt 0.31.0 has another filelock line right below the added one. Until
-# 0.30.0 config.py spells it PretrainedConfig. 0.29.0 has no IPC loader to stand
-# beside, has its dispatch one level deeper, words modelopt.md otherwise, and has its
-# W4A16 kernels on one line.
+# 0.30.0 config.py spells it PretrainedConfig, and the sampler takes no custom logits
+# processors. 0.29.0 has no IPC loader to stand beside, has its dispatch one level
+# deeper, words modelopt.md otherwise, and has its W4A16 kernels on one line.
 FILELOCK = {(GGUF, "requirements/common.txt"): ("changed", "0.31.0")}
 PRETRAINED = {(SPECULATORS, "vllm/transformers_utils/config.py"): ("changed", "0.30.0")}
+SAMPLER = {(SAMPLING, "vllm/v1/worker/gpu/sample/sampler.py"): ("vanished", "0.30.0")}
 OLDEST = {
     (GGUF, "vllm/model_executor/model_loader/__init__.py"): ("changed", "0.29.0"),
     (FRONTEND, "vllm/entrypoints/cli/main.py"): ("changed", "0.29.0"),
@@ -41,8 +43,8 @@ OLDEST = {
 }
 TROUBLES = {
     "0.31.0": FILELOCK,
-    "0.30.0": FILELOCK | PRETRAINED,
-    "0.29.0": FILELOCK | PRETRAINED | OLDEST,
+    "0.30.0": FILELOCK | PRETRAINED | SAMPLER,
+    "0.29.0": FILELOCK | PRETRAINED | SAMPLER | OLDEST,
     "0.33.0": {},
 }
 # What the overlay uses and those releases do not have; by the last name.
@@ -94,7 +96,7 @@ def test_statuses_and_causes(report: RebaseReport) -> None:
             assert patch.status == "conflict"
         elif report.onto == "0.33.0" and patch.name == REGISTER:
             assert patch.status == "superseded"
-        elif patch.name == PACKAGING:  # no release has another MANIFEST.in
+        elif patch.name in (PACKAGING, SAMPLING):  # the lines around are the same
             assert patch.status == "clean"
         else:
             assert patch.status == "clean-with-offset"
