@@ -50,9 +50,13 @@ TROUBLES = {
 # What the overlay uses and those releases do not have; by the last name.
 DRIFT = {
     "0.31.0": set(),
-    "0.30.0": {"GateLinear"},  # takes no quant_config yet
+    "0.30.0": {
+        "GateLinear",  # takes no quant_config yet
+        "aux_output_config",
+    },
     "0.29.0": {
         "GateLinear",
+        "aux_output_config",
         "_get_linear_backend",  # takes no argument yet
         "flashinfer_prepare_bf16_fp4_weights",
         "FlashInferCuteDslNvFp4W4A16LinearKernel",  # and with it the base class of
