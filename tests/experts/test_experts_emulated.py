@@ -142,12 +142,15 @@ def test_down(m: int, kind: SharedKind | None, bf16: bool) -> None:
     check_down(128, 256, 256, m, kind, bf16)
 
 
-@pytest.mark.parametrize("config", [
+@pytest.mark.parametrize(
+    "config",
+    [
         DownConfig(1, 1, 2, 4, 1),
         DownConfig(1, 2, 1, 3, 2),
         DownConfig(2, 4, 1, 2, 1),
         DownConfig(2, 1, 2, 1, 1),
-    ])
+    ],
+)
 @pytest.mark.parametrize("kind", ["row_major", "fragments"])
 def test_down_schedules(kind: SharedKind, config: DownConfig) -> None:
     """Five tokens: some CTAs have fewer of them than their schedule allows."""

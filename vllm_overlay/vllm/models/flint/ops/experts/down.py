@@ -244,9 +244,7 @@ class DownKernel:
         factor = self.shared.factor(shared, 0)
         rank = warp - self.routed_warps
         words = memory.shared + rank * self.shared.staged_words
-        acc = self._multiply(
-            self.shared, shared, x, count, words, tile, lane, rank
-        )
+        acc = self._multiply(self.shared, shared, x, count, words, tile, lane, rank)
         for t, (sums,) in enumerate(acc):
             row = MMA_ROWS * t + lane // 4
             for column in cutlass.range_constexpr(min(2, tokens)):
@@ -258,7 +256,9 @@ class DownKernel:
         if lane == 0:
             memory.s_factors[warp, 0] = factor
 
-    def _multiply(self, part: WarpSlice, weight: Operand, x, count, words, tile, lane, rank):
+    def _multiply(
+        self, part: WarpSlice, weight: Operand, x, count, words, tile, lane, rank
+    ):
         """A warp's sums for the first ``count`` rows of ``x``."""
         loaded = part.load_weights(weight, tile, lane, rank)
         if self.spec.routed.pdl:
