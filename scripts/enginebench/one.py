@@ -168,6 +168,7 @@ def run_engine(job: dict[str, Any], path: Path) -> None:
         )
         turn.wait()
         run.measure(llm)
+        turn.end()
     run.save(status="done")
 
 

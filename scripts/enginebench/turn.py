@@ -9,7 +9,8 @@ import os
 class Turn:
     """A lock that engines share while they start, and each has alone while it is timed.
 
-    So no engine is timed while another one starts. The lock goes with the process.
+    So no engine is timed while another one starts. A process that ends or is killed
+    gives it up.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -24,3 +25,8 @@ class Turn:
         if self._file is not None:
             # Gives up the shared lock first, so that two that wait do not block.
             fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Lets the next one be timed, whatever this process still has to do."""
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)

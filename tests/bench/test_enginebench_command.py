@@ -50,6 +50,7 @@ measuring = time.monotonic()
 rows = [{"context": 1024, "batch": 1, "ms": 1.0}]
 save(started=started, measuring=measuring, time_per_output_token=rows)
 time.sleep(60 if "endless" in job["options"] and name == "flint" else 0.4)
+turn.end()
 save(measured=time.monotonic(), status="done")
 if name == "off":
     time.sleep(60)
@@ -97,9 +98,9 @@ class TestTogether:
         last = max(engine["started"] for engine in found)
         assert found[0]["measuring"] >= last
         for one_, next_ in zip(found, found[1:]):
-            assert next_["measuring"] >= one_["measured"]
+            # `off` hangs when it is done, and hands its turn on before.
+            assert -0.2 < next_["measuring"] - one_["measured"] < 5
         for engine in found:
-            # `off` hangs when it is done.
             assert "error" not in engine and engine["status"] == "done"
             assert engine["started_together"] is True
             assert engine["options"] == {"gpu_memory_utilization": 0.9 / 3}
