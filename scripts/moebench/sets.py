@@ -57,7 +57,8 @@ def served(form: str, layout: Layout, tps: tuple[int, ...] = (1, 2)) -> list[Var
         firsts = gate_up_specs(sizes, form, layout)
         found += [(spec, gate_up_config(spec)) for spec in firsts]
         second = down_spec(sizes, form, layout)
-        found += [(second, down_config(second, case)) for case in DOWN_CASES]
+        seconds = dict.fromkeys(down_config(second, case) for case in DOWN_CASES)
+        found += [(second, config) for config in seconds]
     return found
 
 

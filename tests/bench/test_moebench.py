@@ -3,6 +3,7 @@
 """The benchmark of the sparse block without a GPU: inputs, checks, sweeps, tables."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +162,13 @@ class TestSweeps:
         assert all(config.why_not(spec) is None for spec, config in found)
 
     def test_what_is_served_has_every_count_of_tokens(self):
-        for layout in ("row_major", "fragments"):
-            found = sets.served("mul", layout)
-            # At one rank and two: five functions, the last in three schedules.
+        layouts = ("row_major", "fragments")
+        for form, layout in itertools.product(("mul", "packed"), layouts):
+            found = sets.served(form, layout)
+            # At one rank and two: five functions, the last in several schedules.
             assert len({spec for spec, _ in found}) == 10
-            assert len(set(found)) == len(found) == 14
+            assert len(set(found)) == len(found)
+            assert len(found) == (12 if form == "mul" else 14)
 
     def test_a_schedule_holds_for_its_block_only(self, monkeypatch: pytest.MonkeyPatch):
         picked = []

@@ -13,7 +13,6 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from vllm.models.flint.ops import triton_launch
 from vllm.models.flint.ops.triton_launch import Constants
 
 WORDS = 2**31

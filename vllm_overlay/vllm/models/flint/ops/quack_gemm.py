@@ -128,7 +128,7 @@ def _compile(
     tiles: GemmTiles,
     launch: bool = False,
 ) -> Any:
-    """quack's compiled kernel, for any M; ``launch`` has quack launch it."""
+    """Have quack compile its kernel, for any M, and launch it where asked to."""
     return _scaled.gemm(
         x,
         weight,

@@ -243,7 +243,7 @@ def down_config(spec: DownSpec, most: int) -> DownConfig:
 
     As measured on an H200. One token has 128 CTAs, so each is cut into more warps. More
     tokens share what is decoded of the shared expert, and many also what is staged of
-    x among more rows.
+    x among more rows; other forms than packed codes lack the registers for that.
     """
     if spec.routed.is_bf16:
         warps, depth = _warps(spec.routed, 1), _BF16_DEPTH
@@ -251,11 +251,11 @@ def down_config(spec: DownSpec, most: int) -> DownConfig:
     if most == 1:
         warps = _warps(spec.routed, 2)
         return DownConfig(1, 1, warps, _shared_warps(spec, warps), 1)
-    # Without a shared expert nothing is shared.
-    shares = spec.shared is not None
-    rows, tokens = (1, 2) if most <= DOWN_CASES[1] else (2, 4)
-    shared = _shared_warps(spec, 2)
-    return DownConfig(rows, tokens if shares else 1, 1, shared, 2)
+    many = most > DOWN_CASES[1] and spec.routed.form == "packed"
+    rows, tokens = (2, 4) if many else (1, 2)
+    if spec.shared is None:
+        tokens = 1
+    return DownConfig(rows, tokens, 1, _shared_warps(spec, 2), 2)
 
 
 def _shared_warps(spec: DownSpec, warps: int) -> int:
