@@ -131,24 +131,3 @@ def test_fp8_cache(checkpoint) -> None:
         )
         errors.append(np.sqrt(np.mean((logprobs(answers) - truth) ** 2)))
     assert errors[0] <= 1.5 * errors[1]
-
-
-def test_fused_qkv_on_nvfp4_weights(checkpoint) -> None:
-    """The GEMV's weights: small batches take the two launches of the fused QKV."""
-    refs = references("heads", "nvfp4", "bfloat16")
-    config = str(checkpoint("heads", "nvfp4", "safetensors"))
-    found = []
-    for disabled in (DECODE_KERNEL, ATTENTION_KERNELS):
-        (answers,) = run_engine(
-            [Pass(prompts_of(refs))],
-            environment={"VLLM_DISABLED_KERNELS": disabled},
-            model=str(checkpoint("heads", "nvfp4", "gguf")),
-            hf_config_path=config,
-            tokenizer=config,
-            dtype="bfloat16",
-            gpu_memory_utilization=0.2,
-            enforce_eager=False,
-        )
-        assert_bfloat16(answers, refs, references("heads", "nvfp4", "float32"))
-        found.append(decoded(answers))
-    assert not np.array_equal(*found)
