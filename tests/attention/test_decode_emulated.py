@@ -74,3 +74,21 @@ def test_places_are_found_again() -> None:
     """A warp looks its pages up for 32 tiles at once."""
     one_warp = DecodeConfig(warps=1, cluster=1, tiles=2)
     check(SPEC, one_warp, Problem.random([1100], 1, 16), 1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "target", "splits"),
+    [
+        # Four requests of 7 rounds: three chunks each would be more than 10.
+        ([200] * 4, 10, 8),
+        # 20 chunks of 2 rounds are as fast as 33 of at most 2.
+        ([1280], 33, 20),
+        # A long request's part, beside short ones that are not cut.
+        ([1280, 5, 30, 0], 9, 8),
+    ],
+)
+def test_no_more_chunks_than_fit(lengths: list[int], target: int, splits: int) -> None:
+    problem = Problem.random(lengths, 1, 16)
+    run = DecodeRun(kernel(SPEC, ONE), ONE, problem)
+    problem.bounds().check(run.launch(target))
+    assert run.splits == splits

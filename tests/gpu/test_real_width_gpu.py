@@ -5,7 +5,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 from vllm.models.flint.attention_path import ATTENTION_KERNELS
 
 from support.engine import STOCK_LAYERS, Pass, run_engine

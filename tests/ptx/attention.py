@@ -27,7 +27,13 @@ def decode_kernel(spec: DecodeSpec, config: DecodeConfig) -> PtxKernel:
 
 
 class DecodeRun:
-    """A kernel with a problem's tensors in memory; `launch` may be repeated."""
+    """A kernel with a problem's tensors in memory; `launch` may be repeated.
+
+    Attributes:
+        splits: clusters that left a part of a request to be merged, in the last launch.
+    """
+
+    splits: int
 
     def __init__(self, kernel: PtxKernel, config: DecodeConfig, problem: Problem):
         self.kernel, self.config, self.problem = kernel, config, problem
@@ -72,4 +78,5 @@ class DecodeRun:
         ]
         ctas = clusters * self.kv_heads * self.config.cluster
         self.kernel.run(ctas, self.config.cluster, params, memory)
+        self.splits = int((~np.isnan(records)).any((1, 2, 3)).sum())
         return out

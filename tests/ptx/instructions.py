@@ -73,7 +73,8 @@ def _mul_hi(c, opcode, operands, who):
         raise EmulationError(f"unknown instruction {opcode}")
     a, b = _integers(c, opcode, operands[1:], who)
     product = a * b
-    _store_int(c, opcode, operands[0], who, product >> product.dtype.type(32))
+    width = product.dtype.type(_width(opcode))
+    _store_int(c, opcode, operands[0], who, product >> width)
 
 
 def _logic(function):

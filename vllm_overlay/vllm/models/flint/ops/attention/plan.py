@@ -8,7 +8,8 @@ request. Every warp computes the same plan from all lengths; those are a few cac
 loads for each 32 requests.
 
 All requests are cut into chunks of about equal size, so that a batch of one spreads
-over the GPU and a batch of many short ones is not cut at all.
+over the GPU and a batch of many short ones is not cut at all. Chunks are rather too
+large than too many: one cluster more than the GPU holds would cost the time of two.
 """
 
 from typing import NamedTuple
@@ -60,6 +61,16 @@ class WorkPlan:
         return (tiles + size - 1) // size
 
     @cute.jit
+    def _chunks(self, rounds: Int32, target: Int32, total: Int32):
+        """A request's share of ``target``, and no more chunks than make a difference."""
+        # A request of length 0 still writes its zeros.
+        count = cutlass.max(cutlass.min(rounds * target // total, rounds), Int32(1))
+        if (count > 1) & (count < rounds):
+            chunk = (rounds + count - 1) // count
+            count = (rounds + chunk - 1) // chunk
+        return count
+
+    @cute.jit
     def _length(self, m_lens: cute.Tensor, request: Int32):
         length = Int32(0)
         if request < cute.size(m_lens):
@@ -81,17 +92,14 @@ class WorkPlan:
         for base in cutlass.range(0, batch, 32, unroll=1):
             _, tiles = self._tiles(self._length(m_lens, base + lane), window)
             total += self._rounds(tiles)
-        total = cute.arch.warp_redux_sync(total, "add")
-        chunk = cutlass.max((total + target - 1) // target, Int32(1))
+        total = cutlass.max(cute.arch.warp_redux_sync(total, "add"), Int32(1))
 
         request, split, splits = Int32(-1), Int32(0), Int32(1)
         before = Int32(0)
         for base in cutlass.range(0, batch, 32, unroll=1):
             index = base + lane
             _, tiles = self._tiles(self._length(m_lens, index), window)
-            count = (self._rounds(tiles) + chunk - 1) // chunk
-            # A request of length 0 still writes its zeros.
-            count = cutlass.max(count, Int32(1))
+            count = self._chunks(self._rounds(tiles), target, total)
             if index >= batch:
                 count = Int32(0)
             upto = count
