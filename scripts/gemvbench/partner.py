@@ -54,15 +54,19 @@ def _likely(layer: Layer, m: int) -> list[GemmTiles]:
 
 def timed_tiles(layer: Layer) -> Iterator[tuple[int, GemmTiles]]:
     """Counts of tokens and the tiles to time for them."""
-    from vllm.models.flint.ops.quack_gemm import quack_tiles
-
-    shape = layer.shape("mul", "fragments")
     for m in TOKENS:
         if layer.fp32_out and m > _HEAD_TOKENS:
             continue
-        options = [*_likely(layer, m), quack_tiles(shape.n, shape.k, m)]
-        for tiles in dict.fromkeys(options):
+        for tiles in dict.fromkeys([*_likely(layer, m), _own_tiles(layer, m)]):
             yield m, tiles
+
+
+def _own_tiles(layer: Layer, m: int) -> GemmTiles:
+    """What quack takes."""
+    from vllm.models.flint.ops.quack_gemm import quack_tiles
+
+    shape = layer.shape("mul", "fragments")
+    return quack_tiles(shape.n, shape.k, m)
 
 
 def _compile(job: tuple[Layer, GemmTiles]) -> None:
@@ -127,6 +131,7 @@ def time_tiles(results: Results, layers: list[Layer]) -> None:
                 layout="fragments",
                 m=m,
                 tiles=asdict(tiles),
+                partners_own=tiles == _own_tiles(layer, m),
             )
         results.save()
 

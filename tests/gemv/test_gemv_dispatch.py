@@ -154,7 +154,10 @@ def test_bad_fragments(
 
 
 def test_table_of_fragments(tmp_path: Path) -> None:
-    """The partner's tiles decide where the GEMV ends; other shapes are kept."""
+    """The partner's tiles decide where the GEMV ends; other shapes are kept.
+
+    Its own choice stays where others are hardly faster, as at 64 tokens.
+    """
     shape = {"n": 128, "k": 128, "silu_mul": False, "form": "mul"}
     shape["layout"] = "fragments"
     small, large = ({"tile_m": 64, "tile_n": n, "split_k": 1} for n in (16, 64))
@@ -163,13 +166,14 @@ def test_table_of_fragments(tmp_path: Path) -> None:
         for nt, m, us in ((1, 8, 1.0), (2, 16, 2.0), (4, 32, 4.0))
     ]
     rows += [
-        shape | {"m": m, "us": us, "tiles": tiles}
+        shape | {"m": m, "us": us, "tiles": tiles, "partners_own": tiles == small}
         for m, tiles, us in (
             (8, small, 3.0),
             (16, small, 3.5),
             (16, large, 3.0),
             (32, small, 3.9),
             (64, large, 5.0),
+            (64, small, 5.2),
         )
     ]
     path = tmp_path / "sm90.json"
@@ -181,7 +185,7 @@ def test_table_of_fragments(tmp_path: Path) -> None:
     for row in written:
         assert row["max_tokens"] == 16
         found = [(entry["m"], entry["tiles"]) for entry in row["gemm_tiles"]]
-        assert found == [(8, small), (16, large), (32, small), (64, large)]
+        assert found == [(8, small), (16, large), (32, small), (64, small)]
     other = {"gpu": "H", "copy_tb_s": 1.0, "rows": rows}
     with pytest.raises(ValueError, match="is of a G"):
         table.write_table(other, path)
