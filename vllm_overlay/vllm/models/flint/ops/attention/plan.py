@@ -62,7 +62,7 @@ class WorkPlan:
 
     @cute.jit
     def _chunks(self, rounds: Int32, target: Int32, total: Int32):
-        """A request's share of ``target``, and no more chunks than make a difference."""
+        """A request's share of ``target``, in no more chunks than help."""
         # A request of length 0 still writes its zeros.
         count = cutlass.max(cutlass.min(rounds * target // total, rounds), Int32(1))
         if (count > 1) & (count < rounds):
