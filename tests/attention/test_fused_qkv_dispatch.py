@@ -11,7 +11,7 @@ from vllm.models.flint import attention
 from vllm.models.flint.ops import linear, nvfp4_gemv, qkv_fused
 from vllm.models.flint.ops.device import Gpu
 from vllm.models.flint.ops.gemv.tables import Shape
-from vllm.models.flint.ops.gemv_weight import GemvWeight
+from vllm.models.flint.ops.gemv_weight import GemvWeight, KeptWeight
 
 EPS = 1e-6
 N, K = 256, 128
@@ -98,7 +98,7 @@ def layer_of(layout: str, **change: Any) -> SimpleNamespace:
     )
     fields = {
         "quant_method": SimpleNamespace(kernel=object.__new__(KERNEL)),
-        "flint_layout": layout,
+        "flint_kept_weight": KeptWeight(getattr(GemvWeight, layout)),
         "flint_padding": 0,
         "flint_rows": N,
         "output_size_per_partition": N,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.models.flint.ops import moe
 from vllm.models.flint.ops.experts import dispatch
-from vllm.models.flint.ops.gemv_weight import GemvWeight
+from vllm.models.flint.ops.gemv_weight import GemvWeight, KeptWeight
 from vllm.models.flint.ops.linear import FlintBf16LinearMethod
 
 from contract import ops
@@ -220,10 +220,13 @@ def test_the_wrong_entry(weights) -> None:
 
 
 class Linear(torch.nn.Module):
+    """A layer, processed where its method has anything to process."""
+
     def __init__(self, weight: torch.Tensor, method: object):
         super().__init__()
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.quant_method = method
+        self.flint_kept_weight = KeptWeight(GemvWeight.bf16)
 
 
 @pytest.mark.parametrize("weights", ["bf16"], indirect=True)

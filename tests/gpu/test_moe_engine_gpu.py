@@ -7,7 +7,7 @@ import pytest
 from vllm.models.flint.moe_path import BF16_EXPERTS, NVFP4_EXPERTS
 
 from support.engine import ALL_KERNELS, Answer, Pass, run_engine
-from support.wide import WIDE, wide_errors
+from support.wide import WIDE, wide_errors, wide_model
 
 # Requests that decode together: three launches, two, and the GEMM (or vLLM's MoE).
 BATCHES = (1, 5, 40, 100)
@@ -54,11 +54,7 @@ def test_on_and_off(
     checkpoint, prompts: list[list[int]], form: str, kernel: str
 ) -> None:
     bf16 = checkpoint("wide", "nvfp4", "safetensors")
-    model = {
-        "model": str(checkpoint("wide", "nvfp4", form)),
-        "hf_config_path": str(bf16),
-        "tokenizer": str(bf16),
-    }
+    model = wide_model(checkpoint, form)
     found = {}
     for disabled in ("", kernel):
         answers = serve(prompts, disabled, **model)

@@ -8,7 +8,7 @@ import numpy as np
 from vllm.models.flint.attention_path import ATTENTION_KERNELS
 
 from support.engine import STOCK_LAYERS, Pass, run_engine
-from support.wide import WIDE, assert_no_further, wide_errors
+from support.wide import WIDE, assert_no_further, wide_errors, wide_model
 
 # One prompt fills more than the GEMV takes in a launch, the other less.
 LENGTHS = (45, 7)
@@ -27,17 +27,11 @@ def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:
     return [rng.integers(10, WIDE.vocab_size, n).tolist() for n in lengths]
 
 
-def gguf_model(checkpoint) -> dict[str, str]:
-    bf16 = str(checkpoint("wide", "nvfp4", "safetensors"))
-    gguf = str(checkpoint("wide", "nvfp4", "gguf"))
-    return {"model": gguf, "hf_config_path": bf16, "tokenizer": bf16}
-
-
 def test_flint_linears_err_no_more_than_bf16_weights(checkpoint) -> None:
     prompts = prompts_of(LENGTHS)
     passes = [Pass(prompts, max_tokens=NEW_TOKENS, prompt_logprobs=0)]
     bf16 = checkpoint("wide", "nvfp4", "safetensors")
-    (ours,) = run_engine(passes, **gguf_model(checkpoint), **ENGINE, **GRAPHS)
+    (ours,) = run_engine(passes, **wide_model(checkpoint, "gguf"), **ENGINE, **GRAPHS)
     (theirs,) = run_engine(passes, model=str(bf16), **ENGINE, **STOCK_LAYERS)
     assert_no_further(
         wide_errors(ours, prompts, bf16), wide_errors(theirs, prompts, bf16)
@@ -56,7 +50,7 @@ def test_attention_kernels_on_and_off(checkpoint, tmp_path: Path) -> None:
             passes,
             environment={"VLLM_DISABLED_KERNELS": disabled},
             log=log,
-            **gguf_model(checkpoint),
+            **wide_model(checkpoint, "gguf"),
             **ENGINE,
             **GRAPHS,
         )

@@ -5,6 +5,7 @@
 Only machines with a GPU run it: each of its checkpoints takes a minute to write.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,15 @@ WIDE = replace(
 
 # How much further than stock layers an engine may be from float64.
 RMS_RATIO, MAX_RATIO = 1.25, 1.5
+
+
+def wide_model(
+    checkpoint: Callable[[str, str, str], Path], form: str
+) -> dict[str, str]:
+    """An engine's arguments for the NVFP4 weights, as "gguf" or "safetensors"."""
+    bf16 = str(checkpoint("wide", "nvfp4", "safetensors"))
+    model = str(checkpoint("wide", "nvfp4", form))
+    return {"model": model, "hf_config_path": bf16, "tokenizer": bf16}
 
 
 def wide_errors(

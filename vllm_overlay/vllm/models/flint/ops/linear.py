@@ -122,15 +122,14 @@ def gemv_weight(layer: torch.nn.Module) -> GemvWeight | str:
     """
     method = getattr(layer, "quant_method", None)
     if isinstance(method, FlintBf16LinearMethod):
-        return GemvWeight.bf16(layer.weight)
+        return layer.flint_kept_weight.of(layer.weight)
     if not isinstance(getattr(method, "kernel", None), FlintNvFp4LinearKernel):
         return "the layer is on another linear kernel"
     if layer.flint_padding or layer.flint_rows != layer.output_size_per_partition:
         return "the layer's weight was padded"
-    make = GemvWeight.row_major
-    if layer.flint_layout == "fragments":
-        make = GemvWeight.fragments
-    return make(layer.weight, layer.weight_scale, layer.weight_global_scale)
+    return layer.flint_kept_weight.of(
+        layer.weight, layer.weight_scale, layer.weight_global_scale
+    )
 
 
 def install_flint_dense_kernels(model: torch.nn.Module) -> int:
