@@ -2,8 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """The comparison: every contender on every layer, checked, timed, as a table."""
 
+import contextlib
 import functools
+import itertools
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -11,12 +15,14 @@ from tqdm import tqdm
 from gemvbench.peers import Contender, Ours
 from gemvbench.shapes import Layer
 from gemvbench.table import Rows
-from gemvbench.timing import graph_us
+from gemvbench.timing import Timed, capture, us_in_turn
 from gemvbench.tune import Results
 from gemvbench.weights import Weight, copies_of, weight_bytes
 
 # More than rounding to BF16 once or twice explains.
 _WRONG = 1e-2
+# Logits are for the tokens of one step, not for a prompt.
+_HEAD_TOKENS = 256
 
 
 def _error(
@@ -42,55 +48,102 @@ def compare(
     """Adds a row for each layer, contender and count of tokens.
 
     A contender that fails is recorded with its error and left out of that layer.
-    What `seconds` do not suffice for is left out, and said.
+    Layers that `seconds` do not suffice for are left out, and that is said.
     """
     end = time.monotonic() + seconds
     for layer in tqdm(layers, desc="compare"):
+        if time.monotonic() > end:
+            tqdm.write(f"no time left for {layer.name}")
+            continue
         count = copies_of(weight_bytes(layer.n, layer.k, False))
         weights = [Weight.random(layer.n, layer.k) for _ in range(count)]
-        for kind in kinds:
-            if time.monotonic() > end:
-                tqdm.write(f"no time left for {kind.name} on {layer.name}")
-                continue
-            _time(results, layer, kind, weights, tokens)
+        entries = [_Entry(kind, layer, weights) for kind in kinds]
+        for m in tokens:
+            if not layer.fp32_out or m <= _HEAD_TOKENS:
+                _time(results, layer, entries, weights[0], m)
+        for entry in filter(_failed, entries):
+            tqdm.write(f"{entry.kind.name} on {layer.name}: {entry.failure}")
+            row = _common(layer) | {"contender": entry.kind.name}
+            results.failures.append(row | {"error": entry.failure})
         results.save()
+        del entries
+        torch.cuda.empty_cache()
+
+
+class _Entry:
+    """One contender on copies of a layer's weight, until it fails.
+
+    A peer may lack a library or a shape; the others still count.
+
+    Attributes:
+        failure: The error that put it out, or None.
+    """
+
+    def __init__(
+        self, kind: type[Contender], layer: Layer, weights: list[Weight]
+    ) -> None:
+        self.kind = kind
+        self.failure: str | None = None
+        self._contenders: list[Contender] = []
+        used = weights[: copies_of(weight_bytes(layer.n, layer.k, kind.bf16))]
+        with self.noting():
+            self._contenders = [kind(layer, weight) for weight in used]
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Keeps an error instead of raising it."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"[:300]
+
+    def capture(self, x: torch.Tensor) -> Timed | None:
+        """A graph of launches on every copy of the weight; None if it fails."""
+        launches: list[Callable[[], object]] = [
+            functools.partial(contender, x) for contender in self._contenders
+        ]
+        with self.noting():
+            return capture(launches)
+        return None
+
+    def error(self, weight: Weight, x: torch.Tensor, layer: Layer) -> float:
+        """See `_error`."""
+        return _error(self._contenders[0], weight, x, layer)
+
+
+def _failed(entry: _Entry) -> bool:
+    return entry.failure is not None
+
+
+def _common(layer: Layer) -> dict[str, Any]:
+    return {"n": layer.n, "k": layer.k, "silu_mul": layer.silu_mul}
 
 
 def _time(
-    results: Results,
-    layer: Layer,
-    kind: type[Contender],
-    weights: list[Weight],
-    tokens: list[int],
+    results: Results, layer: Layer, entries: list[_Entry], weight: Weight, m: int
 ) -> None:
-    size = weight_bytes(layer.n, layer.k, kind.bf16)
-    used = weights[: copies_of(size)]
-    common = {"n": layer.n, "k": layer.k, "silu_mul": layer.silu_mul}
-    try:
-        contenders = [kind(layer, weight) for weight in used]
-        for m in tokens:
-            if layer.fp32_out and m > 256:
-                continue
-            x = torch.randn(m, layer.k, device="cuda").bfloat16()
-            error = _error(contenders[0], used[0], x, layer)
-            us = graph_us([functools.partial(c, x) for c in contenders])
-            picked = {"path": kind.path(layer, m)} if issubclass(kind, Ours) else {}
-            results.add(
-                size,
-                us,
-                **common,
-                **picked,
-                m=m,
-                contender=kind.name,
-                error=float(f"{error:.1e}"),
-                right=error < _WRONG,
-            )
-    except Exception as error:
-        # A peer may lack a library or a shape; the others still count.
-        text = f"{type(error).__name__}: {error}"[:300]
-        tqdm.write(f"{kind.name} on {layer.name}: {text}")
-        results.failures.append(common | {"contender": kind.name, "error": text})
-    torch.cuda.empty_cache()
+    """Adds a row for each contender, whose launches are timed in turn."""
+    x = torch.randn(m, layer.k, device="cuda").bfloat16()
+    graphs = {
+        entry: graph
+        for entry in itertools.filterfalse(_failed, entries)
+        if (graph := entry.capture(x)) is not None
+    }
+    times = us_in_turn(list(graphs.values()))
+    for entry, us in zip(graphs, times, strict=True):
+        error = entry.error(weight, x, layer)
+        kind = entry.kind
+        picked = {"path": kind.path(layer, m)} if issubclass(kind, Ours) else {}
+        results.add(
+            weight_bytes(layer.n, layer.k, kind.bf16),
+            us,
+            **_common(layer),
+            **picked,
+            m=m,
+            contender=kind.name,
+            error=float(f"{error:.1e}"),
+            right=error < _WRONG,
+        )
 
 
 def _cell(rows: Rows, best: float) -> str:

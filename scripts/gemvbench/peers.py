@@ -37,6 +37,9 @@ class Contender:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = self.linear(x)
+        if self.layer.fp32_out:
+            # As vLLM's sampler does with BF16 logits.
+            return out.float()
         return silu_and_mul(out) if self.layer.silu_mul else out
 
 

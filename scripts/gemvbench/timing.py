@@ -4,6 +4,7 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -25,8 +26,21 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / statistics.median(times[2:]) / 1e9
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A CUDA graph of so many launches."""
+
+    graph: torch.cuda.CUDAGraph
+    launches: int
+
+
 def graph_us(launches: list[Callable[[], object]], at_least: int = 24) -> float:
-    """Median microseconds of one launch.
+    """Median microseconds of one launch; see `capture`."""
+    return us_in_turn([capture(launches, at_least)])[0]
+
+
+def capture(launches: list[Callable[[], object]], at_least: int = 24) -> Timed:
+    """Captures launches, after each has run once.
 
     Args:
         launches: callables, one for each copy of the weight, run in rotation.
@@ -36,7 +50,7 @@ def graph_us(launches: list[Callable[[], object]], at_least: int = 24) -> float:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for launch in launches[:2]:
+        for launch in launches:
             launch()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
@@ -45,13 +59,25 @@ def graph_us(launches: list[Callable[[], object]], at_least: int = 24) -> float:
         for _ in range(rounds):
             for launch in launches:
                 launch()
-    times = []
+    return Timed(graph, rounds * len(launches))
+
+
+def us_in_turn(graphs: list[Timed]) -> list[float]:
+    """Median microseconds of a launch of each graph.
+
+    They are replayed in turn, so that clocks and temperature are the same for all.
+    """
+    times: list[list[float]] = [[] for _ in graphs]
     for i in range(REPLAYS + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if i >= 3:
-            times.append(start.elapsed_time(end))
-    return 1e3 * statistics.median(times) / (rounds * len(launches))
+        for timed, own in zip(graphs, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            timed.graph.replay()
+            end.record()
+            end.synchronize()
+            if i >= 3:
+                own.append(start.elapsed_time(end))
+    return [
+        1e3 * statistics.median(own) / timed.launches
+        for timed, own in zip(graphs, times, strict=True)
+    ]

@@ -9,9 +9,10 @@ import pytest
 import torch
 from vllm.models.flint.ops import fragments, moe, norm, triton_launch
 from vllm.models.flint.ops.experts.grouped import grouped_experts
+from vllm.models.flint.ops.gemv.tables import GemmTiles
 from vllm.models.flint.ops.qk_norm_rope import qk_norm_rope_cache
 
-from support.gemv import QuantizedLinear
+from support.gemv import QuantizedLinear, output_bounds
 from support.grouped import Experts
 
 DEVICE = "cuda"
@@ -126,3 +127,40 @@ def test_in_a_graph(run: Callable[[int], Tensors]) -> None:
     graph.replay()
     for one, other in zip(captured, expected, strict=True):
         assert torch.equal(one, other)
+
+
+def test_split_k_keeps_its_flags() -> None:
+    """Replays and launches outside of a graph take turns on a weight's flags."""
+    if fragments.missing_quack() is not None:
+        pytest.skip("quack's GEMM does not run here")
+    from vllm.models.flint.ops import quack_gemm
+
+    tiles = GemmTiles(64, 32, 4)
+    n, k, m = 1024, HIDDEN, 100
+    w = QuantizedLinear.random(n, k, torch.Generator(DEVICE).manual_seed(8), 0.001)
+    own = [part.contiguous() for part in w.fragments()]
+    x = draw(m, k)
+
+    def run() -> torch.Tensor:
+        return quack_gemm.gemm(x, *own, 0.001, torch.bfloat16, True, tiles)
+
+    quack_gemm.gemm(x, *own, 0.001, torch.bfloat16, True, tiles, launch=False)
+    key = own[0].data_ptr(), n
+    quack_gemm._flags.pop(key, None)
+    first = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        from_first = run()
+    assert key not in quack_gemm._flags, "flags of a graph's own memory were kept"
+    expected = run()
+    flags = quack_gemm._flags[key]
+    second = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(second):
+        from_second = run()
+    for _ in range(3):
+        first.replay()
+        second.replay()
+        assert torch.equal(run(), expected)
+        assert torch.equal(from_first, expected)
+        assert torch.equal(from_second, expected)
+    assert not flags.any()
+    output_bounds(x, w.values, 0.001).check(expected)

@@ -4,8 +4,8 @@
 
 It decodes weights exactly in registers and feeds them to WGMMA. ``gemm_w4a16`` of
 quack.gemm_w4 is the same kernel, but it gives no FP32 output and keeps split-K buffers
-by shape, which two streams or two CUDA graphs must not share. Through quack's epilogue
-interface each call has buffers of its own, from the caching allocator.
+by shape, which layers on two streams must not share. Here a weight has flags of its own
+and a launch its own partial sums, from the caching allocator.
 
 Each (N, K, output type, tiles) is compiled once, for any M, and kept in quack's cache
 on disk. quack finds its plan of a launch by a key of all tensors' metadata, M included,
@@ -28,6 +28,9 @@ from .gemv.tables import GemmTiles
 # From so many tokens on quack's own choice of tiles no longer changes.
 _LAST_CHANGE = 1024
 _FORMAT = decode_format("nvfp4")
+# Launches of more tokens do not split K, or zero flags of their own.
+_FLAG_TOKENS = 1024
+_SMALLEST_TILE_N = 16
 
 # Shape and strides of a view.
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -42,6 +45,8 @@ class _Plan(NamedTuple):
 
 
 _plans: dict[tuple, _Plan] = {}
+# One for each output tile, by the weight's address and rows.
+_flags: dict[tuple[int, int], torch.Tensor] = {}
 
 
 @gemm_epilogue()
@@ -72,6 +77,8 @@ def gemm(
     launch: bool = True,
 ) -> torch.Tensor:
     """``(x @ dequantized(weight).T) * alpha``.
+
+    Launches on one weight must not run at the same time.
 
     Args:
         x: BF16 [M, K], M at least 1.
@@ -114,8 +121,43 @@ def gemm(
         operand = TransformAOperand(
             weight.as_strided(*codes), weight_scale.as_strided(*scales)
         )
-        run_gemm_epi_plan(plan.compiled, operand, x, out, None, {"alpha": alpha})
+        buffers = None if tiles.split_k == 1 else _split_k_buffers(weight, out, tiles)
+        run_gemm_epi_plan(
+            plan.compiled,
+            operand,
+            x,
+            out,
+            None,
+            {"alpha": alpha},
+            split_k_buffers=buffers,
+        )
     return out
+
+
+def _split_k_buffers(
+    weight: torch.Tensor, out: torch.Tensor, tiles: GemmTiles
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Flags and partial sums of a launch, None where quack is to make them.
+
+    quack zeroes new flags for each launch, a node more in a CUDA graph, though the
+    kernel leaves them zero. Flags that outlive a launch must come neither from a graph
+    that is being captured nor from the memory that sleep mode discards, so they are
+    made at the weight's first launch outside of a graph.
+    """
+    m, n = out.shape
+    if m > _FLAG_TOKENS:
+        return None
+    key = weight.data_ptr(), n
+    flags = _flags.get(key)
+    if flags is None:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        most = n // FRAGMENT_BLOCK * (_FLAG_TOKENS // _SMALLEST_TILE_N)
+        flags = torch.zeros(most, dtype=torch.int32, device=out.device)
+        _flags[key] = flags
+    grid = 1, -(-n // tiles.tile_m), -(-m // tiles.tile_n)
+    sums = out.new_empty((*grid, tiles.tile_m * tiles.tile_n), dtype=torch.float32)
+    return flags[: grid[1] * grid[2]].view(grid), sums
 
 
 def _compile(
