@@ -37,7 +37,8 @@ class Reading:
         waiting: Requests that wait for it.
         kv_cache: Share of the KV cache's pages that requests hold.
         host_mib: Memory of the server's processes; None where it is not known.
-        gpu_mib: Memory in use on this machine's GPUs; None where it is not known.
+        gpu_mib: Memory of the server's processes on this machine's GPUs, or of all
+            processes if its own are not known; None where that is not known either.
     """
 
     running: int
@@ -78,7 +79,7 @@ class Watch:
                 int(values["vllm:num_requests_waiting"]),
                 values["vllm:kv_cache_usage_perc"],
                 self._host_mib(values),
-                _gpu_mib() if self._on_this_machine else None,
+                _gpu_mib(self._processes()) if self._on_this_machine else None,
             )
         except KeyError as error:
             raise WatchError(f"{self._url}/metrics has no {error}") from None
@@ -105,9 +106,13 @@ class Watch:
                 values[sample.name] = values.get(sample.name, 0.0) + sample.value
         return values
 
+    def _processes(self) -> set[int]:
+        """The server's, none where its group is not known."""
+        return set() if self._group is None else set(group_members(self._group))
+
     def _host_mib(self, values: dict[str, float]) -> float | None:
         if self._group is not None:
-            return sum(map(_resident_mib, group_members(self._group)))
+            return sum(map(_resident_mib, self._processes()))
         return values[_RESIDENT] / _MIB if _RESIDENT in values else None
 
 
@@ -119,12 +124,25 @@ def _resident_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
-def _gpu_mib() -> float | None:
+def _nvidia_smi(query: str) -> list[list[str]]:
+    """The rows of a query; none where there is no such program, or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return None
-    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        return []
+    command = [program, f"--query-{query}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return None
-    return sum(float(line) for line in done.stdout.split())
+        return []
+    return [line.split(", ") for line in done.stdout.splitlines()]
+
+
+def _gpu_mib(processes: set[int]) -> float | None:
+    """Of these processes, or of all where none of them is listed."""
+    # In a container they may have other numbers, or memory that is not known.
+    used = [
+        mib
+        for pid, mib in _nvidia_smi("compute-apps=pid,used_memory")
+        if int(pid) in processes and mib.isdigit()
+    ]
+    used = used or [mib for (mib,) in _nvidia_smi("gpu=memory.used")]
+    return sum(map(float, used)) if used else None

@@ -105,23 +105,39 @@ def test_gpu_memory_that_grows_is_a_leak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grows = itertools.count(1000, 100)
-    monkeypatch.setattr(watch, "_gpu_mib", lambda: float(next(grows)))
+    monkeypatch.setattr(watch, "_gpu_mib", lambda _: float(next(grows)))
     code, found = run(tmp_path)
     assert code == 1
     (problem,) = found["problems"]
     assert re.match(r"leak: gpu memory grew by \d+00 MiB in", problem)
 
 
-def test_gpu_memory_is_that_of_all_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "known", "mib"),
+    [({7, 9}, True, 600), ({8}, True, 1536), ({7}, False, 1536)],
+)
+def test_gpu_memory_is_the_servers_or_that_of_all_gpus(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: set[int],
+    known: bool,
+    mib: float,
 ) -> None:
+    lines = "7, 400\\n9, 200\\n11, 300\\n" if known else "7, [N/A]\\n"
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '1024\\n512\\n'\n")
+    program.write_text(
+        f"""#!/bin/sh
+case "$1" in
+--query-compute-apps=*) printf '{lines}' ;;
+*) printf '1024\\n512\\n' ;;
+esac
+"""
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert watch._gpu_mib() == 1536
+    assert watch._gpu_mib(own) == mib
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert watch._gpu_mib() is None
+    assert watch._gpu_mib(own) is None
 
 
 def test_ties_are_no_mistakes(tmp_path: Path) -> None:
