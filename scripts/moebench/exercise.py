@@ -131,6 +131,6 @@ PARTS = {
     "topk": Part(_topk, (1, 2, 16, 70)),
     "nvfp4": Part(_nvfp4, (1, 2, 8, 9, 32, 40), moe.DECODE_MAX_TOKENS),
     "packed": Part(_packed, (1, 2, 8, 9, 32, 40), moe.DECODE_MAX_TOKENS),
-    "bf16": Part(_bf16, (1, 2, 9, 33), moe.BF16_DECODE_MAX_TOKENS),
+    "bf16": Part(_bf16, (1, 2, 9, 16), moe.BF16_DECODE_MAX_TOKENS),
     "grouped": Part(_grouped, (33, 200)),
 }

@@ -169,13 +169,13 @@ def test_each_path_gives_the_contracts_answer(
     assert weights.is_packed == packed
     assert (up.shape.n, down.shape.n) == (2 * 64, SPEC.hidden_size)
     assert rest == [SPEC.num_experts_per_tok, method.max_decode_tokens]
-    most = method.max_decode_tokens
+    few, most = mlp.LL_MOE_MAX_TOKENS, method.max_decode_tokens
     large = SHARED + ["grouped" if quantized else "vllm"]
     for tokens, calls in (
         (1, LL),
-        (mlp.LL_MOE_MAX_TOKENS, LL),
-        (mlp.LL_MOE_MAX_TOKENS + 1, DECODE),
-        (most, DECODE),
+        (few, LL),
+        (few + 1, DECODE if few < most else large),
+        (most, DECODE if few < most else LL),
         (most + 1, large),
         (most + 40, large),
     ):

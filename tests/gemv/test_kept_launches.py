@@ -3,6 +3,7 @@
 """What a linear layer keeps between calls, and when it is looked up anew."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +148,8 @@ def parameter(value: torch.Tensor) -> nn.Parameter:
 def bf16_layer() -> Any:
     layer: Any = nn.Module()
     layer.weight = parameter(weight())
+    # Some CPUs' kernels would pack the weight, which a GPU's never do.
+    layer._cpu_skip_gemm_dispatch = True
     layer.quant_method = linear.FlintBf16LinearMethod()
     layer.quant_method.process_weights_after_loading(layer)
     return layer
@@ -210,3 +213,16 @@ def test_an_nvfp4_layer_launches_what_it_holds(
         for name, operand in zip(tensors, first[2:5], strict=True):
             assert operand.data_ptr() == getattr(layer, name).data_ptr()
     assert len(said) == 8
+
+
+def test_a_padded_layer_gives_rows_without_gaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ranks' logits have to be, when they are gathered."""
+    rows = torch.arange(3 * 128.0).view(3, 128)
+    monkeypatch.setattr(linear.FlintNvFp4LinearKernel, "_linear", lambda *_, **__: rows)
+    kernel = object.__new__(linear.FlintNvFp4LinearKernel)
+    layer: Any = SimpleNamespace(output_size_per_partition=100, flint_rows=128)
+    out = kernel.apply_weights(layer, x_of(3))
+    assert out.is_contiguous()
+    assert torch.equal(out, rows[:, :100])

@@ -144,7 +144,7 @@ def test_head_keeps_fp32_logits(monkeypatch: pytest.MonkeyPatch, layout: str) ->
     for m in (0, 1, layer.flint_max_tokens + 1, 300):
         x = random_x(m, 2048)
         out = layer.quant_method.kernel.apply_weights(layer, x)
-        assert out.dtype == torch.float32
+        assert out.dtype == torch.float32 and out.is_contiguous()
         w = layer.linear
         scale = w.global_scale.item()
         output_bounds(x, w.values, scale, fp32_out=True).check(out)

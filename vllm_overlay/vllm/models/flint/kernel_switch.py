@@ -32,7 +32,7 @@ _COMPARED: dict[Part, tuple[int, ...]] = {
     "linears": (90,),
     "attention": (90,),
     "NVFP4 experts": (90,),
-    "BF16 experts": (),
+    "BF16 experts": (90,),
     # NVFP4 experts whose codes' bits are put in another order.
     "packed experts": (90,),
 }

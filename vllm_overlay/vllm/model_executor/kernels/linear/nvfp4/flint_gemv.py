@@ -126,7 +126,8 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         out = self._linear(layer, x, silu_mul=False)
         n = layer.output_size_per_partition
         if layer.flint_rows != n:
-            out = out[:, :n]
+            # Ranks' logits are gathered, which takes no rows with gaps.
+            out = out[:, :n].contiguous()
         if bias is not None:
             out = out + bias
         return out if x.dim() == 2 else out.reshape(*x.shape[:-1], n)
