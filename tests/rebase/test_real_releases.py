@@ -26,13 +26,16 @@ FRONTEND = "frontend-print-what-is-wrong-with-a-flint-checkpoint-in-one"
 BACKEND = "kernel-offer-flint-s-nvfp4-gemv-as-a-linear-backend"
 PACKAGING = "build-put-flint-s-data-files-into-wheels-built-from-source"
 SAMPLING = "perf-copy-sampling-states-only-after-a-request-was-added"
+INPUTS = "perf-keep-inputs-that-the-requests-of-a-decode-step-decide"
 
 # What does not fit: (patch, file): (what became of the code, first release without).
 # In common.txt 0.31.0 has another filelock line right below the added one. Until
-# 0.30.0 config.py spells it PretrainedConfig, and the sampler takes no custom logits
-# processors. 0.29.0 has no IPC loader to stand beside, has its dispatch one level
-# deeper, words modelopt.md otherwise, and has its W4A16 kernels on one line.
+# 0.31.0 the runner's idx_mapping is int32. Until 0.30.0 config.py spells it
+# PretrainedConfig, and the sampler takes no custom logits processors. 0.29.0 has no IPC
+# loader to stand beside, has its dispatch one level deeper, words modelopt.md
+# otherwise, has its W4A16 kernels on one line, and calls async_tensor_h2d otherwise.
 FILELOCK = {(GGUF, "requirements/common.txt"): ("changed", "0.31.0")}
+INT32 = {(INPUTS, "vllm/v1/worker/gpu/model_runner.py"): ("changed", "0.31.0")}
 PRETRAINED = {(SPECULATORS, "vllm/transformers_utils/config.py"): ("changed", "0.30.0")}
 SAMPLER = {(SAMPLING, "vllm/v1/worker/gpu/sample/sampler.py"): ("vanished", "0.30.0")}
 OLDEST = {
@@ -40,10 +43,11 @@ OLDEST = {
     (FRONTEND, "vllm/entrypoints/cli/main.py"): ("changed", "0.29.0"),
     (BACKEND, "docs/features/quantization/modelopt.md"): ("changed", "0.29.0"),
     (BACKEND, "vllm/model_executor/kernels/linear/__init__.py"): ("changed", "0.29.0"),
+    (INPUTS, "vllm/v1/worker/gpu/model_runner.py"): ("changed", "0.29.0"),
 }
 TROUBLES = {
-    "0.31.0": FILELOCK,
-    "0.30.0": FILELOCK | PRETRAINED | SAMPLER,
+    "0.31.0": FILELOCK | INT32,
+    "0.30.0": FILELOCK | INT32 | PRETRAINED | SAMPLER,
     "0.29.0": FILELOCK | PRETRAINED | SAMPLER | OLDEST,
     "0.33.0": {},
 }
