@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """vLLM's own sparse block on the same weights: the layers that stock engines run."""
 
+import atexit
 import functools
 import os
 import tempfile
@@ -20,6 +21,7 @@ from tinymodel.specs import TinySpec
 def _start(device: torch.device) -> None:
     """Sets up what a worker of vLLM has, once a process."""
     from vllm.distributed.parallel_state import (
+        cleanup_dist_env_and_memory,
         ensure_model_parallel_initialized,
         init_distributed_environment,
     )
@@ -31,6 +33,8 @@ def _start(device: torch.device) -> None:
         init_distributed_environment(1, 0, meeting, 0, backend)
         ensure_model_parallel_initialized(1, 1)
     init_workspace_manager(device)
+    # A process that leaves NCCL as it is may hang in the end.
+    atexit.register(cleanup_dist_env_and_memory)
 
 
 class StockModel:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -50,7 +52,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
-        command = ["vllm", "serve", *self._arguments]
+        command = [*_vllm(), "serve", *self._arguments]
         command += ["--host", HOST, "--port", str(self._port)]
         environment = {
             # One GB of KV cache, no look-ups in a hub, no usage reports.
@@ -158,6 +160,13 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def _vllm() -> list[str]:
+    """The command; where PATH has none, that of this Python's vLLM."""
+    if shutil.which("vllm") is not None:
+        return ["vllm"]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
 def group_members(group: int) -> list[int]:

@@ -141,3 +141,15 @@ def test_a_signal_to_the_quick_start_ends_the_server(
     else:
         left = wait_until_gone([main, worker], 0)
     assert left == []
+
+
+def test_without_a_command_this_pythons_vllm_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    program, *arguments = server._vllm()
+    assert program == sys.executable
+    done = subprocess.run(
+        [program, *arguments, "serve", "--help=model"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "--model" in done.stdout
