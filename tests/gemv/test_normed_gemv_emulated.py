@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.models.flint.ops.gemv.config import GemvConfig, GemvSpec
+from vllm.models.flint.ops.gemv.tables import Shape, load_table
 
 from contract import ops
 from contract.numerics import Numerics
@@ -49,6 +50,13 @@ def test_matches_contract(n, k, m, config, repeated, form) -> None:
 )
 def test_fragments_match_contract(n, k, m, config, repeated) -> None:
     check(n, k, m, config, "mul", repeated, fragments=True)
+
+
+@pytest.mark.parametrize("m", [1, 8])
+def test_the_tuned_schedule_matches_contract(m: int) -> None:
+    """What the H200's table has for QKV, on a few of its rows."""
+    config = load_table("sm90")[Shape(5120, 2048, layout="fragments")].schedules[1]
+    check(256, 2048, m, config, "mul", m == 1, fragments=True)
 
 
 def check(
