@@ -45,9 +45,13 @@ def wide_model(
 def wide_errors(
     answers: list[Answer], prompts: list[list[int]], weights: Path
 ) -> np.ndarray:
-    """What each token's log-probability is off by, prompts and new tokens.
+    """What each token's log-probability is off by.
+
+    New tokens, and prompts where the engine was asked for theirs.
 
     Args:
+        answers: The engine's.
+        prompts: Token ids.
         weights: The dequantized checkpoint, which BF16 holds exactly.
     """
     tensors = load_file(weights / "model.safetensors", "cuda")
@@ -58,8 +62,10 @@ def wide_errors(
             logits = reference_forward(tensors, config_json(WIDE), ids, Numerics.EXACT)
             following = torch.tensor(ids[1:])[:, None]
         exact = logits.log_softmax(-1)[:-1].gather(1, following)[:, 0].cpu().numpy()
-        got = np.append(answer.next_token_logprobs(prompt), answer.logprobs)
-        found.append(got - exact)
+        got = np.array(answer.logprobs)
+        if answer.prompt_logprobs:
+            got = np.append(answer.next_token_logprobs(prompt), got)
+        found.append(got - exact[-len(got) :])
     return np.concatenate(found)
 
 
