@@ -95,6 +95,7 @@ class FlintSparseMoeBlock(nn.Module):
     """
 
     _counter: torch.Tensor
+    _router: torch.Tensor
 
     def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -168,6 +169,8 @@ class FlintSparseMoeBlock(nn.Module):
         if not self.uses_kernels:
             return
         self._counter = counter
+        # Each use of vLLM's own parameter class goes through Python.
+        self._router = self.gate.weight.data
         reason = self._fuse_shared_expert()
         if reason is not None:
             logger.info_once(
@@ -258,7 +261,7 @@ class FlintSparseMoeBlock(nn.Module):
             )
         normed, residual = add_rms_norm(x, residual, norm_weight, eps)
         with fp32_split_k():
-            logits = functional.linear(normed, self.gate.weight)
+            logits = functional.linear(normed, self._router)
         ids, weights = topk_sigmoid(logits, self.top_k)
         if fused is not None:
             return method.decode(normed, ids, weights, fused), residual
