@@ -73,6 +73,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
         lambda *a: found.calls.append(("warmup", a)),
     )
     monkeypatch.setattr(moe_layer, "warmup_grouped", lambda *a, **more: None)
+    monkeypatch.setattr(moe_layer, "decode_form", lambda: "cvt")
     # The tiny model is narrower than the kernels take.
     monkeypatch.setattr(mlp, "why_not", lambda *a: found.shared_reason)
     # A CPU reorders BF16 experts for itself.
@@ -94,11 +95,11 @@ def bf16_weight(layer: torch.nn.Module) -> GemvWeight | str:
 class Layer:
     """A loaded block, and what the contract says of it."""
 
-    def __init__(self, quantized: bool, packed: bool = False) -> None:
+    def __init__(self, quantized: bool) -> None:
         family = "nvfp4" if quantized else "bf16"
         self.weights = sparse_weights(SPEC, family)
         with marlin_on_cpu():
-            self.block, self.config = make_block(SPEC, quantized, packed=packed)
+            self.block, self.config = make_block(SPEC, quantized)
         record_metadata_for_reloading(self.block)
         load_block(self.block, self.weights)
         experts = self.block.experts.routed_experts
@@ -158,8 +159,8 @@ def test_each_path_gives_the_contracts_answer(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool, packed: bool
 ) -> None:
     monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
-    monkeypatch.setattr(moe_layer, "decode_form", lambda: "mul")
-    layer = Layer(quantized, packed)
+    monkeypatch.setattr(moe_layer, "decode_form", lambda: "mul" if packed else "cvt")
+    layer = Layer(quantized)
     layer.prepare(kernels)
     wanted = FlintNvfp4Experts if quantized else FlintBf16DecodeMoE
     method = layer.block.experts.routed_experts.quant_method
@@ -258,12 +259,12 @@ def test_reload_keeps_one_copy_where_graphs_read_it(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, quantized: bool, packed: bool
 ) -> None:
     monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
-    monkeypatch.setattr(moe_layer, "decode_form", lambda: "mul")
+    monkeypatch.setattr(moe_layer, "decode_form", lambda: "mul" if packed else "cvt")
     # A CPU reorders dense weights for itself.
     monkeypatch.setattr(
         UnquantizedLinearMethod, "process_weights_after_loading", lambda *a: None
     )
-    layer = Layer(quantized, packed)
+    layer = Layer(quantized)
     layer.prepare(kernels)
     experts = layer.block.experts.routed_experts
     method = experts.quant_method
@@ -275,14 +276,6 @@ def test_reload_keeps_one_copy_where_graphs_read_it(
     assert experts.w2_weight.data_ptr() == method.weights.w2.data_ptr()
     for tokens in (1, mlp.LL_MOE_MAX_TOKENS + 1, method.max_decode_tokens + 1):
         layer.check(tokens)
-
-
-def test_other_gpus_keep_modelopts_codes(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moe_layer, "decode_form", lambda: "cvt")
-    experts = Layer(quantized=True, packed=True).block.experts.routed_experts
-    assert not experts.quant_method.weights.is_packed
 
 
 def test_unequal_global_scales_are_named(kernels: Kernels) -> None:

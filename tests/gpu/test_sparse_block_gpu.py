@@ -14,6 +14,7 @@ import pytest
 import torch
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.models.flint.ops import moe_layer
 from vllm.models.flint.ops.device import current_gpu
 from vllm.models.flint.ops.linear import install_flint_dense_kernels
 from vllm.models.flint.ops.moe import make_route_counter
@@ -64,8 +65,10 @@ class Layer:
         family = "nvfp4" if quantized else "bf16"
         weights = sparse_weights(WIDE, family, plain_shared)
         self.weights = {n: plain(w).double().to(DEVICE) for n, w in weights.items()}
-        with torch.device(DEVICE):
-            self.block, self.config = make_block(WIDE, quantized, plain_shared, packed)
+        with torch.device(DEVICE), pytest.MonkeyPatch.context() as patch:
+            form = "mul" if packed else "cvt"
+            patch.setattr(moe_layer, "decode_form", lambda: form)
+            self.block, self.config = make_block(WIDE, quantized, plain_shared)
         assert self.block.uses_kernels
         install_flint_dense_kernels(self.block)
         load_block(self.block, weights)

@@ -12,7 +12,7 @@ from vllm.models.flint.kernel_switch import norm_class, why_off
 from vllm.models.flint.ops.norm import RMSNorm
 from vllm.platforms.interface import DeviceCapability
 
-PARTS = ("linears", "attention", "NVFP4 experts", "BF16 experts", "packed experts")
+PARTS = ("linears", "attention", "NVFP4 experts", "BF16 experts")
 
 
 def config(**options: Any) -> Any:

@@ -146,7 +146,7 @@ def load_block(block: FlintSparseMoeBlock, weights: dict[str, Weight]) -> None:
 
 
 def make_block(
-    spec: TinySpec, quantized: bool, plain_shared: bool = True, packed: bool = False
+    spec: TinySpec, quantized: bool, plain_shared: bool = True
 ) -> tuple[FlintSparseMoeBlock, Any]:
     """A block of an engine with the kernels on, and that engine's config.
 
@@ -154,7 +154,6 @@ def make_block(
         spec: The model.
         quantized: Whether the experts are NVFP4; all else is BF16.
         plain_shared: Whether the shared expert is BF16 anyway.
-        packed: Whether NVFP4 experts are packed, where the GPU is one for that.
     """
     config = VllmConfig(additional_config={"flint_kernels": True})
     given = SimpleNamespace(
@@ -164,7 +163,6 @@ def make_block(
         parallel_config=config.parallel_config,
         quant_config=nvfp4_config(plain_shared=plain_shared) if quantized else None,
         compilation_config=config.compilation_config,
-        additional_config={"flint_kernels": packed},
     )
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -21,7 +21,6 @@ Part: TypeAlias = Literal[
     "attention",
     "NVFP4 experts",
     "BF16 experts",
-    "packed experts",
 ]
 
 OPTION = "flint_kernels"
@@ -33,8 +32,6 @@ _COMPARED: dict[Part, tuple[int, ...]] = {
     "attention": (90,),
     "NVFP4 experts": (90,),
     "BF16 experts": (90,),
-    # NVFP4 experts whose codes' bits are put in another order.
-    "packed experts": (90,),
 }
 
 

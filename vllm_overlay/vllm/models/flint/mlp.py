@@ -28,7 +28,6 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import _encode_layer_name
 
 from . import moe_ops  # noqa: F401  (registers the operator)
-from .kernel_switch import why_off
 from .moe_path import facts_of, why_not_kernels
 from .ops.dense import fp32_split_k
 from .ops.gemv.variants import report_compilation
@@ -148,8 +147,7 @@ class FlintSparseMoeBlock(nn.Module):
         if reason is not None:
             logger.info_once("Flint's expert kernels are not used: %s", reason)
             return
-        pack = why_off(vllm_config, "packed experts") is None
-        install_flint_experts(self.experts.routed_experts, pack)
+        install_flint_experts(self.experts.routed_experts)
         vllm_config.compilation_config.static_forward_context[prefix] = self
 
     @property

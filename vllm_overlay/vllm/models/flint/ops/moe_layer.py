@@ -132,7 +132,8 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
 
     supports_pre_processed_weights = False
     max_decode_tokens = DECODE_MAX_TOKENS
-    # Whether codes are packed once they are loaded.
+    # Whether codes are packed once they are loaded: their bits in another order, which
+    # this GPU decodes faster.
     packs = False
 
     def warmup(self, fused: LLMoEWeights | None, top_k: int) -> None:
@@ -243,21 +244,19 @@ class FlintBf16DecodeMoE(FlintExperts, UnquantizedFusedMoEMethod):
         return routed if shared is None else routed + shared
 
 
-def install_flint_experts(layer: RoutedExperts, pack: bool = False) -> None:
+def install_flint_experts(layer: RoutedExperts) -> None:
     """Put Flint's method in the place of the one that vLLM chose.
 
     Args:
         layer: routed experts with parameters that are not loaded yet, which
             ``moe_path.why_not_kernels`` has nothing against.
-        pack: whether the bits of NVFP4 codes may get another order (``pack_codes``),
-            where this GPU decodes them in integers.
 
     """
     chosen = layer.quant_method
     method: ModelOptNvFp4FusedMoE | UnquantizedFusedMoEMethod
     if isinstance(chosen, ModelOptNvFp4FusedMoE):
         method = FlintNvfp4Experts(chosen.quant_config, layer.moe_config)
-        method.packs = pack and decode_form() == "mul"
+        method.packs = decode_form() == "mul"
     else:
         method = FlintBf16DecodeMoE(layer.moe_config)
     layer._replace_quant_method(method)

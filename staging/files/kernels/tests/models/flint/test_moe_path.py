@@ -58,5 +58,5 @@ def test_what_was_not_checked_waits_to_be_asked_for(
         "get_device_capability",
         lambda: DeviceCapability(12, 1),
     )
-    for part in ("linears", "attention", "NVFP4 experts", "packed experts"):
+    for part in ("linears", "attention", "NVFP4 experts", "BF16 experts"):
         assert (kernel_switch.why_off(config, part) is None) == (asked is True)
