@@ -4,7 +4,6 @@
 
 import contextlib
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,11 +59,12 @@ def compare(
         entries = [_Entry(kind, layer, weights) for kind in kinds]
         for m in tokens:
             if not layer.fp32_out or m <= _HEAD_TOKENS:
-                _time(results, layer, entries, weights[0], m)
-        for entry in filter(_failed, entries):
-            tqdm.write(f"{entry.kind.name} on {layer.name}: {entry.failure}")
-            row = _common(layer) | {"contender": entry.kind.name}
-            results.failures.append(row | {"error": entry.failure})
+                _time(results, layer, entries, m)
+        for entry in entries:
+            if entry.failure is not None:
+                tqdm.write(f"{entry.kind.name} on {layer.name}: {entry.failure}")
+                row = _common(layer) | {"contender": entry.kind.name}
+                results.failures.append(row | {"error": entry.failure})
         results.save()
         del entries
         torch.cuda.empty_cache()
@@ -84,55 +84,48 @@ class _Entry:
     ) -> None:
         self.kind = kind
         self.failure: str | None = None
+        self._layer, self._weight = layer, weights[0]
         self._contenders: list[Contender] = []
         used = weights[: copies_of(weight_bytes(layer.n, layer.k, kind.bf16))]
-        with self.noting():
+        with self._noting():
             self._contenders = [kind(layer, weight) for weight in used]
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def _noting(self) -> Iterator[None]:
         """Keeps an error instead of raising it."""
         try:
             yield
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"[:300]
 
-    def capture(self, x: torch.Tensor) -> Timed | None:
-        """A graph of launches on every copy of the weight; None if it fails."""
+    def capture(self, x: torch.Tensor) -> tuple[Timed, float] | None:
+        """A graph of launches on every copy of the weight, and see `_error`.
+
+        None if it fails, or has failed before.
+        """
+        if self.failure is not None:
+            return None
         launches: list[Callable[[], object]] = [
             functools.partial(contender, x) for contender in self._contenders
         ]
-        with self.noting():
-            return capture(launches)
+        with self._noting():
+            error = _error(self._contenders[0], self._weight, x, self._layer)
+            return capture(launches), error
         return None
-
-    def error(self, weight: Weight, x: torch.Tensor, layer: Layer) -> float:
-        """See `_error`."""
-        return _error(self._contenders[0], weight, x, layer)
-
-
-def _failed(entry: _Entry) -> bool:
-    return entry.failure is not None
 
 
 def _common(layer: Layer) -> dict[str, Any]:
     return {"n": layer.n, "k": layer.k, "silu_mul": layer.silu_mul}
 
 
-def _time(
-    results: Results, layer: Layer, entries: list[_Entry], weight: Weight, m: int
-) -> None:
+def _time(results: Results, layer: Layer, entries: list[_Entry], m: int) -> None:
     """Adds a row for each contender, whose launches are timed in turn."""
     x = torch.randn(m, layer.k, device="cuda").bfloat16()
-    graphs = {
-        entry: graph
-        for entry in itertools.filterfalse(_failed, entries)
-        if (graph := entry.capture(x)) is not None
-    }
-    times = us_in_turn(list(graphs.values()))
-    for entry, us in zip(graphs, times, strict=True):
-        error = entry.error(weight, x, layer)
-        kind = entry.kind
+    captured = [
+        (entry.kind, *found) for entry in entries if (found := entry.capture(x))
+    ]
+    times = us_in_turn([graph for _, graph, _ in captured])
+    for (kind, _, error), us in zip(captured, times, strict=True):
         picked = {"path": kind.path(layer, m)} if issubclass(kind, Ours) else {}
         results.add(
             weight_bytes(layer.n, layer.k, kind.bf16),

@@ -73,13 +73,14 @@ class Watch:
             WatchError: If /metrics does not have it.
         """
         values = self._metrics()
+        own = set() if self._group is None else set(group_members(self._group))
         try:
             return Reading(
                 int(values["vllm:num_requests_running"]),
                 int(values["vllm:num_requests_waiting"]),
                 values["vllm:kv_cache_usage_perc"],
-                self._host_mib(values),
-                _gpu_mib(self._processes()) if self._on_this_machine else None,
+                self._host_mib(values, own),
+                _gpu_mib(own) if self._on_this_machine else None,
             )
         except KeyError as error:
             raise WatchError(f"{self._url}/metrics has no {error}") from None
@@ -106,13 +107,9 @@ class Watch:
                 values[sample.name] = values.get(sample.name, 0.0) + sample.value
         return values
 
-    def _processes(self) -> set[int]:
-        """The server's, none where its group is not known."""
-        return set() if self._group is None else set(group_members(self._group))
-
-    def _host_mib(self, values: dict[str, float]) -> float | None:
+    def _host_mib(self, values: dict[str, float], own: set[int]) -> float | None:
         if self._group is not None:
-            return sum(map(_resident_mib, self._processes()))
+            return sum(map(_resident_mib, own))
         return values[_RESIDENT] / _MIB if _RESIDENT in values else None
 
 
@@ -139,10 +136,7 @@ def _nvidia_smi(query: str) -> list[list[str]]:
 def _gpu_mib(processes: set[int]) -> float | None:
     """Of these processes, or of all where none of them is listed."""
     # In a container they may have other numbers, or memory that is not known.
-    used = [
-        mib
-        for pid, mib in _nvidia_smi("compute-apps=pid,used_memory")
-        if int(pid) in processes and mib.isdigit()
-    ]
+    listed = _nvidia_smi("compute-apps=pid,used_memory") if processes else []
+    used = [mib for pid, mib in listed if int(pid) in processes and mib.isdigit()]
     used = used or [mib for (mib,) in _nvidia_smi("gpu=memory.used")]
     return sum(map(float, used)) if used else None

@@ -65,17 +65,18 @@ class Layer:
         family = "nvfp4" if quantized else "bf16"
         weights = sparse_weights(WIDE, family, plain_shared)
         self.weights = {n: plain(w).double().to(DEVICE) for n, w in weights.items()}
-        with torch.device(DEVICE), pytest.MonkeyPatch.context() as patch:
-            form = "mul" if packed else "cvt"
-            patch.setattr(moe_layer, "decode_form", lambda: form)
+        with torch.device(DEVICE):
             self.block, self.config = make_block(WIDE, quantized, plain_shared)
         assert self.block.uses_kernels
         install_flint_dense_kernels(self.block)
         load_block(self.block, weights)
-        for module in self.block.modules():
-            method = getattr(module, "quant_method", None)
-            if isinstance(method, QuantizeMethodBase):
-                method.process_weights_after_loading(module)
+        with pytest.MonkeyPatch.context() as patch:
+            form = "mul" if packed else "cvt"
+            patch.setattr(moe_layer, "decode_form", lambda: form)
+            for module in self.block.modules():
+                method = getattr(module, "quant_method", None)
+                if isinstance(method, QuantizeMethodBase):
+                    method.process_weights_after_loading(module)
         self.block.prepare_kernels(make_route_counter(DEVICE))
         norm = torch.linspace(0.5, 1.5, WIDE.hidden_size, device=DEVICE).bfloat16()
         self.norm = SimpleNamespace(weight=norm, variance_epsilon=EPS)

@@ -26,13 +26,8 @@ Part: TypeAlias = Literal[
 OPTION = "flint_kernels"
 # Compute capabilities, times ten, of the GPUs that the kernels are written for.
 _CAPABILITIES = (90, 100, 103, 120, 121)
-# Compute capabilities, times ten, of the GPUs of such comparisons.
-_COMPARED: dict[Part, tuple[int, ...]] = {
-    "linears": (90,),
-    "attention": (90,),
-    "NVFP4 experts": (90,),
-    "BF16 experts": (90,),
-}
+# Compute capabilities, times ten, of the GPUs of such comparisons, of all parts.
+_COMPARED = (90,)
 
 
 def why_off(vllm_config: VllmConfig, part: Part) -> str | None:
@@ -50,7 +45,7 @@ def why_off(vllm_config: VllmConfig, part: Part) -> str | None:
         )
     if value is not None:
         return None if value else f"--additional-config turns {OPTION} off"
-    if cuda_capability() in _COMPARED[part]:
+    if cuda_capability() in _COMPARED:
         return None
     return (
         f"no engine's answers with Flint's {part} were checked on such a machine yet; "

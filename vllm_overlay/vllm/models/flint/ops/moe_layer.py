@@ -132,9 +132,6 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
 
     supports_pre_processed_weights = False
     max_decode_tokens = DECODE_MAX_TOKENS
-    # Whether codes are packed once they are loaded: their bits in another order, which
-    # this GPU decodes faster.
-    packs = False
 
     def warmup(self, fused: LLMoEWeights | None, top_k: int) -> None:
         """Compile what any count of tokens may launch; see ``FlintExperts.warmup``."""
@@ -170,7 +167,8 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
         replace_parameter(layer, "w13_weight_scale", weights.w1_scale)
         replace_parameter(layer, "w13_weight_scale_2", weights.alpha1)
         replace_parameter(layer, "w2_weight_scale", weights.w2_scale)
-        self._keep(weights.packed() if self.packs else weights)
+        # GPUs that decode in integers decode packed codes faster.
+        self._keep(weights.packed() if decode_form() == "mul" else weights)
 
     def apply(
         self,
@@ -256,7 +254,6 @@ def install_flint_experts(layer: RoutedExperts) -> None:
     method: ModelOptNvFp4FusedMoE | UnquantizedFusedMoEMethod
     if isinstance(chosen, ModelOptNvFp4FusedMoE):
         method = FlintNvfp4Experts(chosen.quant_config, layer.moe_config)
-        method.packs = decode_form() == "mul"
     else:
         method = FlintBf16DecodeMoE(layer.moe_config)
     layer._replace_quant_method(method)
