@@ -39,10 +39,11 @@ def run(options: Namespace) -> int:
 
 
 def _test(options: Namespace, url: str, group: int | None) -> int:
-    result, about = asyncio.run(_measure(options, url, Watch(url, group)))
+    watch = Watch(url, group)
+    result, about = asyncio.run(_measure(options, url, watch))
     wrong = problems(result, options)
-    found = {"command": command(), **about, **content(result, options, wrong)}
-    write_json(options.out, found)
+    found = {"command": command(), "gpus": watch.gpus(), **about}
+    write_json(options.out, found | content(result, options, wrong))
     print(table(result, wrong), flush=True)
     return 1 if wrong else 0
 

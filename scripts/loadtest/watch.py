@@ -92,6 +92,12 @@ class Watch:
             time.sleep(_POLL_S)
         return reading
 
+    def gpus(self) -> list[str]:
+        """Names of this machine's GPUs, if the server is on it."""
+        if not self._on_this_machine:
+            return []
+        return [name for (name,) in _nvidia_smi("gpu=name")]
+
     def _metrics(self) -> dict[str, float]:
         """Values by name, added up over engines."""
         # Without a proxy: the server is near, whatever the environment says.

@@ -116,7 +116,7 @@ def test_gpu_memory_that_grows_is_a_leak(
     ("own", "known", "mib"),
     [({7, 9}, True, 600), ({8}, True, 1536), ({7}, False, 1536)],
 )
-def test_gpu_memory_is_the_servers_or_that_of_all_gpus(
+def test_gpus_and_memory_of_the_server_or_of_all(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     own: set[int],
@@ -129,6 +129,7 @@ def test_gpu_memory_is_the_servers_or_that_of_all_gpus(
         f"""#!/bin/sh
 case "$1" in
 --query-compute-apps=*) printf '{lines}' ;;
+--query-gpu=name) printf 'NVIDIA H200\\nNVIDIA H100\\n' ;;
 *) printf '1024\\n512\\n' ;;
 esac
 """
@@ -136,6 +137,9 @@ esac
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert watch._gpu_mib(own) == mib
+    near, far = (watch.Watch(f"http://{host}:1", None) for host in ("localhost", "far"))
+    assert near.gpus() == ["NVIDIA H200", "NVIDIA H100"]
+    assert far.gpus() == []
     program.write_text("#!/bin/sh\nexit 9\n")
     assert watch._gpu_mib(own) is None
 

@@ -2,11 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """The engine with Flint's attention kernels on and off, on every attention backend."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from vllm.models.flint.attention_path import ATTENTION_KERNELS, DECODE_KERNEL
 
-from support.engine import Answer, Pass, run_engine
+from support.backends import need_sinks
+from support.engine import Answer, Pass, preemptions, run_engine
 from support.logits import assert_bfloat16, prompts_of, references
 
 REFS = references("heads", "bf16", "bfloat16")
@@ -14,23 +17,16 @@ EXACT = references("heads", "bf16", "float32")
 PROMPTS = prompts_of(REFS)
 
 
-def serves_sinks(backend: str) -> bool:
-    """Whether a backend can run Flint here: FlashInfer needs kernels it downloads."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    try:
-        with set_current_vllm_config(VllmConfig()):
-            return AttentionBackendEnum[backend].get_class().supports_sink()
-    except ImportError:
-        return False
-
-
 def run(
     checkpoint, passes: list[Pass], disabled: str = "", **engine
 ) -> list[list[Answer]]:
     """Serves `passes` with some of VLLM_DISABLED_KERNELS."""
-    options = {"dtype": "bfloat16", "gpu_memory_utilization": 0.2}
+    # No profiling: what else runs on the GPU does not count.
+    options = {
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.1,
+        "kv_cache_memory_bytes": 1 << 30,
+    }
     options |= engine
     return run_engine(
         passes,
@@ -50,10 +46,9 @@ def decoded(answers: list[Answer]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER"])
-def test_on_and_off(checkpoint, backend: str) -> None:
+def test_on_and_off(checkpoint, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batched and alone, prompts shorter and longer than the window, with graphs."""
-    if not serves_sinks(backend):
-        pytest.skip(f"{backend} does not serve sinks on this machine")
+    need_sinks(backend, monkeypatch)
     found = {}
     for disabled in ("", DECODE_KERNEL, ATTENTION_KERNELS):
         batched, alone = run(
@@ -104,16 +99,21 @@ def test_prefix_cache(checkpoint) -> None:
         )
 
 
-def test_preemption(checkpoint) -> None:
-    """A KV cache that holds about one long request at a time."""
-    blocks = -(-(max(len(p) for p in PROMPTS) + 64) // 16)
+def test_preemption(checkpoint, tmp_path: Path) -> None:
+    """77 pages of 32 tokens hold the prompts, but not all that is added to them."""
+    log = tmp_path / "log"
     (answers,) = run(
         checkpoint,
         [Pass(PROMPTS)],
+        log=log,
         enforce_eager=False,
-        max_model_len=16 * blocks,
-        num_gpu_blocks_override=2 * blocks + 8,
+        block_size=32,
+        max_model_len=704,
+        max_num_batched_tokens=2048,
+        num_gpu_blocks_override=77,
+        disable_log_stats=False,
     )
+    assert preemptions(log.read_text())
     assert_bfloat16(answers, REFS, EXACT)
 
 

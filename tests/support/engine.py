@@ -2,11 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
 """Real vLLM engines for tests, each in a process of its own."""
 
+import contextlib
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,14 +66,83 @@ class Answer:
         )
 
 
+def preemptions(log: str) -> int:
+    """Returns how many requests lost their pages, of an engine that counts them."""
+    (count,) = re.findall(r"^vllm:num_preemptions (\d+)$", log, re.MULTILINE)
+    return int(count)
+
+
 class EngineError(RuntimeError):
     """The engine did not come up or failed; the message is its output."""
+
+
+def _rank_settings(ranks: int) -> list[dict[str, str]]:
+    """Returns what each rank's process has in its environment besides."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NCCL_SOCKET_IFNAME": "lo",
+        # Ranks take turns on the GPU, so each message costs a few milliseconds.
+        "NCCL_MAX_NCHANNELS": "1",
+        "NCCL_BUFFSIZE": str(1 << 25),
+        # Its all-reduce wants memory that its ranks' GPUs share.
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    }
+    # NCCL refuses two ranks of one host on one GPU, so each says it is another host.
+    return [
+        shared | {"RANK": str(rank), "NCCL_HOSTID": f"rank-{rank}"}
+        for rank in range(ranks)
+    ]
+
+
+def _run_children(
+    requests: list[Path], environments: list[dict[str, str]], log: Path
+) -> None:
+    """Runs a process for each request until all end; kills the rest if one fails."""
+    deadline = time.monotonic() + _TIMEOUT
+    command = [sys.executable, str(Path(__file__).with_name("engine_child.py"))]
+    children: list[subprocess.Popen[bytes]] = []
+    with log.open("w") as output:
+        try:
+            for request, env in zip(requests, environments, strict=True):
+                with request.open() as stdin:
+                    child = subprocess.Popen(
+                        command,
+                        stdin=stdin,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env=env,
+                        start_new_session=True,
+                    )
+                children.append(child)
+            while any(child.poll() is None for child in children):
+                if any(child.poll() for child in children):
+                    break
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(command, _TIMEOUT)
+                time.sleep(0.05)
+        finally:
+            for child in children:
+                # Their workers as well.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    if any(child.returncode for child in children):
+        raise EngineError(log.read_text())
 
 
 def run_engine(
     passes: list[Pass],
     environment: dict[str, str] | None = None,
     log: Path | None = None,
+    ranks: int = 1,
     **engine: Any,
 ) -> list[list[Answer]]:
     """Starts an engine, serves the passes in order and stops it.
@@ -77,44 +151,49 @@ def run_engine(
         passes: What to generate.
         environment: Variables to set besides the usual ones.
         log: Where to write all that the engine's processes print.
+        ranks: With more than one, as many processes share the first GPU as the ranks
+            of a tensor-parallel engine, each with a scheduler of its own.
         **engine: Arguments of `vllm.LLM`.
 
     Raises:
-        EngineError: If it exits with an error.
+        EngineError: If it exits with an error, or its ranks answer differently.
+        subprocess.TimeoutExpired: If it takes longer than `_TIMEOUT` seconds.
     """
     defaults = {"enforce_eager": True, "max_model_len": 2048, "seed": 0}
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        request = {
-            "engine": {**defaults, **engine},
-            "passes": [asdict(p) for p in passes],
-            "answer": str(answer),
+    if ranks > 1:
+        defaults |= {
+            "tensor_parallel_size": ranks,
+            "distributed_executor_backend": "external_launcher",
+            "disable_custom_all_reduce": True,
         }
-        env = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            # Threads that wait for each other cost such a small model more than they
-            # give, and most of all where cores are shared.
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            **os.environ,
-            **(environment or {}),
-        }
-        child = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("engine_child.py"))],
-            input=json.dumps(request),
-            text=True,
-            capture_output=True,
-            timeout=_TIMEOUT,
-            env=env,
-        )
-        if log is not None:
-            log.write_text(child.stdout + child.stderr)
-        if child.returncode:
-            raise EngineError(child.stdout + child.stderr)
-        raw = json.loads(answer.read_text())
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # Threads that wait for each other cost such a small model more than they
+        # give, and most of all where cores are shared.
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        **os.environ,
+        **(environment or {}),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        requests = [folder / f"request-{rank}.json" for rank in range(ranks)]
+        answers = [folder / f"answer-{rank}.json" for rank in range(ranks)]
+        for request, answer in zip(requests, answers, strict=True):
+            content = {
+                "engine": {**defaults, **engine},
+                "passes": [asdict(p) for p in passes],
+                "answer": str(answer),
+            }
+            request.write_text(json.dumps(content))
+        environments = [env | settings for settings in _rank_settings(ranks)]
+        _run_children(requests, environments, log or folder / "log")
+        raw, *others = (json.loads(answer.read_text()) for answer in answers)
+    if any(other != raw for other in others):
+        raise EngineError("the ranks of one engine gave different answers")
     return [
         [
             Answer(

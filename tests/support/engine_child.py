@@ -3,7 +3,8 @@
 """Runs one vLLM engine over prompts; a process of its own, so that none leaks.
 
 Reads a JSON request from standard input, writes a JSON answer to the file that it
-names. See `engine.run_engine`.
+names. See `engine.run_engine`. An engine with `disable_log_stats` false prints how many
+requests lost their pages to others.
 """
 
 import json
@@ -66,6 +67,10 @@ def main() -> None:
                 for output in llm.generate(batch, params, use_tqdm=False)
             ]
         )
+    if not request["engine"].get("disable_log_stats", True):
+        for metric in llm.get_metrics():
+            if metric.name == "vllm:num_preemptions":
+                print(f"{metric.name} {metric.value}", flush=True)
     Path(request["answer"]).write_text(json.dumps(passes))
 
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the Flint patch set
+"""Which attention backends serve sinks on this machine."""
+
+import shutil
+
+import pytest
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+
+def need_sinks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips the test if engines on this backend cannot have sinks here.
+
+    On Hopper FlashInfer compiles its kernels with nvcc. vLLM asks all the same whether
+    those for other GPUs can be downloaded, and is told here that they are installed.
+    """
+    on_hopper = current_platform.is_device_capability(90)
+    if backend == "FLASHINFER" and on_hopper and shutil.which("nvcc"):
+        monkeypatch.setenv("VLLM_HAS_FLASHINFER_CUBIN", "1")
+    try:
+        with set_current_vllm_config(VllmConfig()):
+            serves = AttentionBackendEnum[backend].get_class().supports_sink()
+    except ImportError:
+        serves = False
+    if not serves:
+        pytest.skip(f"{backend} does not serve sinks on this machine")
