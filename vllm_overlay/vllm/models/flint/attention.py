@@ -14,7 +14,6 @@ from torch import nn
 from vllm.config import CacheConfig, get_current_vllm_config
 from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
 from vllm.logger import init_logger
-from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization import QuantizationConfig
@@ -34,6 +33,7 @@ from .attention_path import (
     why_not_decode,
     why_not_kernels,
 )
+from .backend_attention import BackendAttention
 from .configs import FULL_ATTENTION, FlintConfig
 from .ops.decode_attention import (
     MAX_BATCH,
@@ -106,7 +106,7 @@ class FlintAttention(nn.Module):
         layer_type = config.layer_types[extract_layer_index(prefix)]
         is_sliding = layer_type != FULL_ATTENTION
         self.window = config.sliding_window if is_sliding else None
-        self.attn = Attention(
+        self.attn = BackendAttention(
             self.num_heads,
             self.head_dim,
             self.head_dim**-0.5,
@@ -179,10 +179,6 @@ class FlintAttention(nn.Module):
         """
         if not self.uses_kernels:
             return
-        if self.attn.attn_backend.get_name() == "FLASH_ATTN":
-            # It takes sinks of the model's dtype only.
-            impl: Any = self.attn.impl
-            impl.sinks = self.sinks.to(torch.bfloat16)
         if self.decodes:
             self._workspace = workspace
             warmup_decode(
