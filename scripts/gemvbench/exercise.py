@@ -25,7 +25,7 @@ def _run_layer(layer: Layer, device: str, counts: list[int]) -> None:
     plain = weight.dequantized()
     nvfp4_gemv.dequantize_rows(*rows)
     scale = weight.global_scale
-    rest = scale, scale.item(), layer.silu_mul, layer.fp32_out, True
+    rest = scale, layer.silu_mul, layer.fp32_out, True
     for m in counts:
         x = torch.randn(m, layer.k, device=device).bfloat16()
         dense.nvfp4_linear(x, *rows, *rest, m, None)

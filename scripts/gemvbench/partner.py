@@ -83,7 +83,7 @@ def _compile(job: tuple[Layer, GemmTiles]) -> None:
         x,
         like(groups, blocks, 128, 16),
         like(groups, blocks, 32, 4, 2),
-        1.0,
+        torch.ones(1, device="cuda"),
         dtype,
         True,
         tiles,

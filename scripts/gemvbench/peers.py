@@ -59,7 +59,7 @@ class Ours(Contender):
             shape.n, shape.k, shape.silu_mul, layout=self.layout
         )
         scale = weight.global_scale
-        rest = (scale, scale.item(), layer.silu_mul, layer.fp32_out, True, limit)
+        rest = (scale, layer.silu_mul, layer.fp32_out, True, limit)
         if self.layout == "fragments":
             own = fragments.to_fragments(weight.codes, weight.scales)
             self._call = functools.partial(self._fragments, *own, *rest)

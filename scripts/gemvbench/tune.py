@@ -158,7 +158,6 @@ def _calls(
             codes.view(torch.uint8),
             scales.view(torch.uint8),
             gs,
-            gs.item(),
             layer.silu_mul,
             layer.fp32_out,
             True,

@@ -51,6 +51,7 @@ def test_served(backend: str, cache_dtype: str, capability: int) -> None:
         ({"cache_dtype": "fp8_e5m2"}, "fp8_e5m2"),
         ({"cache_dtype": "int8_per_token_head"}, "int8_per_token_head"),
         ({"microbatches": True}, "two microbatches"),
+        ({"scales_by_head": True}, "one scale for all heads"),
         ({"context_parallel": True}, "context parallelism"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
         ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [8]}}, "mrope"),

@@ -21,6 +21,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
     record_metadata_for_reloading,
 )
+from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 from vllm.models.flint import mlp
 from vllm.models.flint.ops import moe_layer
 from vllm.models.flint.ops.experts import dispatch
@@ -185,18 +186,23 @@ def test_each_path_gives_the_contracts_answer(
         assert kernels.calls == calls
 
 
+@pytest.mark.parametrize(("quantized", "rest"), [(True, "grouped"), (False, "vllm")])
 @pytest.mark.parametrize("reason", ["its linear kernel", "its shape"])
 def test_shared_expert_apart(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, reason: str
+    kernels: Kernels,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    quantized: bool,
+    rest: str,
 ) -> None:
     """Its layers then serve any count of tokens."""
     if reason == "its shape":
         monkeypatch.setattr(dispatch, "gemv_weight", bf16_weight)
         kernels.shared_reason = reason
-    layer = Layer(quantized=True)
+    layer = Layer(quantized)
     layer.prepare(kernels)
     assert kernels.calls[0][1][1:3] == (None, None)
-    for tokens, calls in ((1, SHARED + DECODE), (65, [*SHARED, "grouped"])):
+    for tokens, calls in ((1, SHARED + DECODE), (65, [*SHARED, rest])):
         kernels.calls.clear()
         layer.check(tokens)
         assert kernels.calls == calls
@@ -276,6 +282,17 @@ def test_reload_keeps_one_copy_where_graphs_read_it(
     assert experts.w2_weight.data_ptr() == method.weights.w2.data_ptr()
     for tokens in (1, mlp.LL_MOE_MAX_TOKENS + 1, method.max_decode_tokens + 1):
         layer.check(tokens)
+
+
+def test_dummy_scales_are_equal(kernels: Kernels) -> None:
+    """As --load-format dummy makes them, gate's and up's random ones would differ."""
+    with marlin_on_cpu():
+        block, _ = make_block(SPEC, quantized=True)
+    experts = block.experts.routed_experts
+    for parameter in experts.parameters():
+        initialize_single_dummy_weight(parameter)
+    experts.quant_method.process_weights_after_loading(experts)
+    assert (experts.w13_weight_scale_2 > 0).all()
 
 
 def test_unequal_global_scales_are_named(kernels: Kernels) -> None:

@@ -18,6 +18,7 @@ class Disk:
     def __init__(self) -> None:
         self.kept: dict[tuple, object] = {}
         self.full = False
+        self.CACHE_ENABLED = True
         self.CACHE_DIR: str | None = None
 
     def jit_cache(self, compiler: Callable) -> Callable:
@@ -96,6 +97,7 @@ def test_full_disk_is_no_error(disk: Disk, monkeypatch) -> None:
     get(2048, "mul")
     assert list(variants._seconds) == [(2048, "mul")]
     assert len(said) == 1 and "No space left on device" in said[0]
+    assert not disk.CACHE_ENABLED, "quack's own GEMMs would fail on it next"
 
 
 def test_folder_is_vllms_unless_another_is_asked_for(disk: Disk, monkeypatch) -> None:

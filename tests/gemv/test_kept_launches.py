@@ -195,7 +195,7 @@ def test_an_nvfp4_layer_launches_what_it_holds(
     )
     layer.weight_global_scale = parameter(torch.ones(1))
     layer.output_size_per_partition = layer.flint_rows = N
-    layer.flint_padding, layer.flint_fp32_out, layer.flint_alpha = 0, True, 1.0
+    layer.flint_padding, layer.flint_fp32_out = 0, True
     layer.flint_layout, layer.flint_max_tokens = layout, 8
     layer.flint_kept_weight = KeptWeight(getattr(GemvWeight, layout))
     kernel = object.__new__(linear.FlintNvFp4LinearKernel)

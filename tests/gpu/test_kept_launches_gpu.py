@@ -83,10 +83,11 @@ def linears(m: int) -> Tensors:
     for n, k in ((1024, HIDDEN), (HIDDEN, 1024)):
         w = QuantizedLinear.random(n, k, generator, 0.001)
         own = [part.contiguous() for part in w.fragments()]
-        more = w.global_scale, w.global_scale.item()
         for fp32 in (False, True):
             tail = False, fp32, True, 0
-            found.append(fragments.fragment_linear(draw(m, k), *own, *more, *tail))
+            found.append(
+                fragments.fragment_linear(draw(m, k), *own, w.global_scale, *tail)
+            )
     return found
 
 
@@ -138,13 +139,13 @@ def test_split_k_keeps_its_flags() -> None:
     tiles = GemmTiles(64, 32, 4)
     n, k, m = 1024, HIDDEN, 100
     w = QuantizedLinear.random(n, k, torch.Generator(DEVICE).manual_seed(8), 0.001)
-    own = [part.contiguous() for part in w.fragments()]
+    own = *(part.contiguous() for part in w.fragments()), w.global_scale
     x = draw(m, k)
 
     def run() -> torch.Tensor:
-        return quack_gemm.gemm(x, *own, 0.001, torch.bfloat16, True, tiles)
+        return quack_gemm.gemm(x, *own, torch.bfloat16, True, tiles)
 
-    quack_gemm.gemm(x, *own, 0.001, torch.bfloat16, True, tiles, launch=False)
+    quack_gemm.gemm(x, *own, torch.bfloat16, True, tiles, launch=False)
     key = own[0].data_ptr(), n
     quack_gemm._flags.pop(key, None)
     first = torch.cuda.CUDAGraph()

@@ -130,7 +130,7 @@ def test_fragments_on_both_paths(silu: bool, most: int) -> None:
     for m in (0, 1, 9, 33, 64):
         x = random_x(m, 2048, pad=8)
         for fp32 in (False, True) if not silu else (False,):
-            args = (x, *own, w.global_scale, alpha, silu, fp32, True, most)
+            args = (x, *own, w.global_scale, silu, fp32, True, most)
             out = fragments.fragment_linear(*args)
             assert out.dtype == (torch.float32 if fp32 else torch.bfloat16)
             assert torch.equal(out, fragments.fragment_linear(*args))
@@ -159,12 +159,11 @@ def test_one_rounding_in_quack() -> None:
     )
     one = torch.full((n, k // 16), 0x38, dtype=torch.uint8, device=DEVICE)
     w = QuantizedLinear.of(codes, one, 0.0123)
-    alpha = w.global_scale.item()
     for m in (40, 300):
         x = torch.randint(-2, 3, (m, k), device=DEVICE, generator=seeded(m)).bfloat16()
         sums = (x.double() @ w.values.T).float()
         out = fragments.fragment_linear(
-            x, *w.fragments(), w.global_scale, alpha, False, False, True, 0
+            x, *w.fragments(), w.global_scale, False, False, True, 0
         )
         assert torch.equal(out, (sums * w.global_scale).bfloat16())
 
@@ -187,7 +186,7 @@ def test_head_gives_fp32_logits_on_both_paths() -> None:
     for m, most in ((4, 8), (4, 0), (70, 0)):
         x = random_x(m, 2048)
         out = dense.nvfp4_linear(
-            x, w.codes, w.scales, w.global_scale, alpha, False, True, True, most, None
+            x, w.codes, w.scales, w.global_scale, False, True, True, most, None
         )
         assert out.dtype == torch.float32
         output_bounds(x, w.values, alpha, fp32_out=True).check(out)
@@ -203,10 +202,9 @@ def test_one_rounding_on_the_dequantized_path() -> None:
     w = QuantizedLinear.of(codes, one, 0.0123)
     shape = (300, k)
     x = torch.randint(-2, 3, shape, device=DEVICE, generator=seeded(1)).bfloat16()
-    alpha = w.global_scale.item()
     sums = (x.double() @ w.values.T).float()
     out = dense.nvfp4_linear(
-        x, w.codes, w.scales, w.global_scale, alpha, False, False, True, 0, None
+        x, w.codes, w.scales, w.global_scale, False, False, True, 0, None
     )
     assert torch.equal(out, (sums * w.global_scale).bfloat16())
 

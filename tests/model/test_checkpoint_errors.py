@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from vllm.models.flint.checkpoint import CheckpointTracker, expected_tensors
 from vllm.models.flint.configs import FlintConfig
 from vllm.models.flint.errors import FlintCheckpointError
+from vllm.models.flint.model import FlintForCausalLM
 from vllm.models.flint.ops.linear import check_merged_global_scales
 
 from support.engine import EngineError, Pass, run_engine
@@ -110,6 +113,41 @@ def test_tracker_accepts_dummy_weights_and_later_updates() -> None:
     update = {"model.norm.weight": torch.ones(128)}
     assert dict(tracker.check(update.items())).keys() == update.keys()
     tracker.finish()
+
+
+def test_tracker_knows_modelopts_tensors() -> None:
+    """Codes hold two values a byte; scales may be without a dimension."""
+    tracker = CheckpointTracker(CONFIG)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    n, k = expected_tensors(CONFIG)[name]
+    codes = torch.zeros(n, k // 2, dtype=torch.uint8)
+    given = {name: codes, f"{name}_scale_2": torch.tensor(0.5)}
+    assert dict(tracker.check(given.items())).keys() == given.keys()
+    with pytest.raises(FlintCheckpointError, match="config asks for"):
+        list(tracker.check([(name, codes[:, 1:])]))
+    with pytest.raises(FlintCheckpointError, match="config asks for"):
+        list(tracker.check([(name, torch.tensor(0.5))]))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "finished"),
+    [(None, True), ("modelopt_mixed", True), ("fp8", False)],
+)
+def test_what_modelopt_leaves_out_is_missed(
+    quantization: str | None, finished: bool
+) -> None:
+    calls: list[bool] = []
+    quant = None
+    if quantization is not None:
+        quant = SimpleNamespace(get_name=lambda: quantization)
+    loaded: Any = SimpleNamespace(
+        model=SimpleNamespace(layers=()),
+        quant_config=quant,
+        _skips_experts=True,
+        _checkpoint=SimpleNamespace(finish=lambda skip_experts: calls.append(True)),
+    )
+    FlintForCausalLM.process_weights_after_loading(loaded)
+    assert calls == [True] * finished
 
 
 def test_tracker_names_a_few_of_many() -> None:

@@ -141,9 +141,14 @@ class FlintAttention(nn.Module):
             MAX_BATCH, vllm_config.scheduler_config.max_num_seqs
         )
         # These need a kernel without PDL in the forward before this layer, which the
-        # first rank's embedding is, and no connector that may still write keys.
+        # first rank's embedding is, and no connector that may still write keys. And no
+        # request may hit a cached block whose last key is written in the same step:
+        # vLLM caches blocks when it schedules their tokens, which async scheduling
+        # does not know yet, but for a prompt's.
         self._early_reads = (
-            get_pp_group().is_first_rank and vllm_config.kv_transfer_config is None
+            get_pp_group().is_first_rank
+            and vllm_config.kv_transfer_config is None
+            and vllm_config.scheduler_config.async_scheduling is True
         )
         self._qkv_weight: GemvWeight | None = None
         self._max_fused_tokens = 0

@@ -50,6 +50,7 @@ class AttentionFacts:
         rope_parameters: the config's.
         context_parallel: whether a request's keys lie on several ranks.
         microbatches: whether two batches run at the same time.
+        scales_by_head: whether each key head of an FP8 cache has a scale of its own.
         batch_invariant: whether VLLM_BATCH_INVARIANT is set.
         disabled: what VLLM_DISABLED_KERNELS names.
 
@@ -67,6 +68,7 @@ class AttentionFacts:
     rope_parameters: Mapping[str, Any]
     context_parallel: bool = False
     microbatches: bool = False
+    scales_by_head: bool = False
     batch_invariant: bool = False
     disabled: tuple[str, ...] = ()
 
@@ -88,6 +90,7 @@ def facts_of(
     """
     vllm_config = get_current_vllm_config()
     parallel = vllm_config.parallel_config
+    key_scale = getattr(attn, "k_scale", None)
     return AttentionFacts(
         off=why_off(vllm_config, "attention"),
         capability=cuda_capability(),
@@ -102,6 +105,7 @@ def facts_of(
         context_parallel=parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,
         microbatches=parallel.use_ubatching,
+        scales_by_head=key_scale is not None and key_scale.numel() > 1,
         batch_invariant=envs.VLLM_BATCH_INVARIANT,
         disabled=tuple(envs.VLLM_DISABLED_KERNELS),
     )
@@ -125,6 +129,8 @@ def why_not_kernels(facts: AttentionFacts) -> str | None:
         return f"they require bfloat16, and the model's dtype is {facts.dtype}"
     if facts.cache_dtype not in _CACHE_DTYPES:
         return f"they do not serve a KV cache of {facts.cache_dtype}"
+    if facts.scales_by_head:
+        return "they take one scale for all heads of an FP8 KV cache"
     if facts.microbatches:
         return "two microbatches at the same time would share what they write to"
     if facts.context_parallel:

@@ -102,15 +102,8 @@ class CheckpointTracker:
         if self._absent is None:
             self._absent = dict(expected)
         for name, tensor in weights:
-            # Packed NVFP4 codes hold two values a byte.
-            width = 2 if tensor.dtype == torch.uint8 else 1
-            shape = (*tensor.shape[:-1], tensor.shape[-1] * width)
-            if name in expected and shape != expected[name]:
-                raise FlintCheckpointError(
-                    f"Flint checkpoint: {name} has shape {list(shape)}, but the "
-                    f"config asks for {list(expected[name])}; do config.json and "
-                    "weights belong together?"
-                )
+            if name in expected:
+                _check_shape(name, tensor, expected[name])
             self._absent.pop(name, None)
             yield name, tensor
 
@@ -136,3 +129,15 @@ class CheckpointTracker:
                 f"Flint checkpoint: tensors are missing: {join_names(missing)}; "
                 "download it again"
             )
+
+
+def _check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:
+    # Packed NVFP4 codes hold two values a byte.
+    width = 2 if tensor.dtype == torch.uint8 else 1
+    shape = tuple(tensor.shape)
+    shape = (*shape[:-1], *(size * width for size in shape[-1:]))
+    if shape != expected:
+        raise FlintCheckpointError(
+            f"Flint checkpoint: {name} has shape {list(shape)}, but the config asks "
+            f"for {list(expected)}; do config.json and weights belong together?"
+        )

@@ -14,6 +14,7 @@ from itertools import islice
 import torch
 from torch import nn
 
+from vllm import envs
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
@@ -28,6 +29,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
+    PPMissingLayer,
     WeightsMapper,
     extract_layer_index,
     make_empty_intermediate_tensors_factory,
@@ -41,6 +43,7 @@ from .attention import FlintAttention
 from .checkpoint import CheckpointTracker
 from .kernel_switch import norm_class, why_off
 from .mlp import FlintMLP, FlintSparseMoeBlock
+from .ops.compile_key import tell_compile_cache
 from .ops.linear import install_flint_dense_kernels
 from .ops.moe import make_route_counter
 from .patchset import require_patches
@@ -130,11 +133,13 @@ class FlintModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_text_config
-        self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            prefix=f"{prefix}.embed_tokens",
-        )
+        self.embed_tokens: nn.Module = PPMissingLayer()
+        if get_pp_group().is_first_rank:
+            self.embed_tokens = VocabParallelEmbedding(
+                config.vocab_size,
+                config.hidden_size,
+                prefix=f"{prefix}.embed_tokens",
+            )
         self.start_layer, self.end_layer, self.layers = make_layers(
             config.num_hidden_layers,
             lambda prefix: FlintDecoderLayer(vllm_config, prefix=prefix),
@@ -209,17 +214,21 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         self.model = FlintModel(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model")
         )
-        self.lm_head = ParallelLMHead(
-            config.vocab_size,
-            config.hidden_size,
-            quant_config=vllm_config.quant_config,
-            prefix=maybe_prefix(prefix, "lm_head"),
-        )
+        self.lm_head: nn.Module = PPMissingLayer()
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(
+                config.vocab_size,
+                config.hidden_size,
+                quant_config=vllm_config.quant_config,
+                prefix=maybe_prefix(prefix, "lm_head"),
+            )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = (
             self.model.make_empty_intermediate_tensors
         )
         off = why_off(vllm_config, "linears")
+        if current_platform.is_cuda():
+            tell_compile_cache(vllm_config)
         if off is None:
             self._take_flint_linears()
         else:
@@ -232,9 +241,11 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         )
 
     def _take_flint_linears(self) -> None:
-        if current_platform.is_cuda() and isinstance(
-            self.lm_head.quant_method,
-            (UnquantizedEmbeddingMethod, UnquantizedLinearMethod),
+        unquantized = UnquantizedEmbeddingMethod, UnquantizedLinearMethod
+        if (
+            current_platform.is_cuda()
+            and not envs.VLLM_BATCH_INVARIANT
+            and isinstance(getattr(self.lm_head, "quant_method", None), unquantized)
         ):
             # BF16 operands, FP32 logits: no copy of the head, unlike elsewhere.
             self.logits_processor.head_dtype = torch.float32
@@ -315,6 +326,7 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             self._keep_asleep("route_counters", counter)
             for block in sparse:
                 block.prepare_kernels(counter)
-        # A quantized checkpoint has names of its own, and layers that check them.
-        if self.quant_config is None:
+        # Other quantized checkpoints than ModelOpt's have names of their own.
+        quant = self.quant_config
+        if quant is None or quant.get_name().startswith("modelopt"):
             self._checkpoint.finish(skip_experts=self._skips_experts)

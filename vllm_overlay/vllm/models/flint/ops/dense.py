@@ -4,9 +4,9 @@
 
 The partner of an NVFP4 weight in ModelOpt's layout is FlashInfer's W4A16 GEMM where its
 layout is the one that the GEMV reads (SM100), else exact dequantization into a
-temporary BF16 weight and cuBLAS. There the global scale is the GEMM's alpha: it
-multiplies the FP32 accumulator before the only rounding. ``fragments`` has the layout
-and the partner that SM90 takes where quack is installed.
+temporary BF16 weight and cuBLAS, which gives its FP32 sums: the global scale multiplies
+them before the only rounding. It stays on the device, where a reload changes it.
+``fragments`` has the layout and the partner that SM90 takes where quack is installed.
 
 The temporary comes from the caching allocator at every call, which is right on any
 stream (vLLM may run shared experts beside the routed ones) and is seen when vLLM
@@ -28,6 +28,8 @@ from .nvfp4_gemv import bf16_gemv, dequantize_rows, nvfp4_gemv
 
 # How much of a weight is dequantized at a time: all of it, but for a head.
 _TEMPORARY_BYTES = 64 << 20
+# How many sums of such a part are kept at a time.
+_SUM_BYTES = 64 << 20
 
 
 def nvfp4_linear(
@@ -35,7 +37,6 @@ def nvfp4_linear(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     global_scale: torch.Tensor,
-    alpha: float,
     silu_mul: bool,
     fp32_out: bool,
     pdl: bool,
@@ -49,7 +50,6 @@ def nvfp4_linear(
         weight: uint8 [N, K/2], ModelOpt layout.
         weight_scale: E4M3 bytes in the 128x4 swizzle.
         global_scale: one FP32 value on the device.
-        alpha: the same value on the host.
         silu_mul: rows are [gate | up]; see ``nvfp4_gemv``.
         fp32_out: FP32 output, for logits.
         pdl: let the GEMV load weights while the previous kernel drains.
@@ -68,7 +68,7 @@ def nvfp4_linear(
             x, weight, weight_scale, global_scale, silu_mul, pdl, out_dtype=dtype
         )
     if partner_scale is None or fp32_out:
-        out = _dequantized_gemm(x, weight, weight_scale, alpha, fp32_out)
+        out = _dequantized_gemm(x, weight, weight_scale, global_scale, fp32_out)
     else:
         out = torch.ops.vllm.flashinfer_mm_bf16_fp4(
             x.contiguous(), weight, partner_scale, global_scale
@@ -95,24 +95,24 @@ def _dequantized_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
-    alpha: float,
+    global_scale: torch.Tensor,
     fp32_out: bool,
 ) -> torch.Tensor:
     n, k = weight.shape[0], 2 * weight.shape[1]
-    out = x.new_empty((x.shape[0], n), dtype=torch.float32 if fp32_out else x.dtype)
+    m = x.shape[0]
+    out = x.new_empty((m, n), dtype=torch.float32 if fp32_out else x.dtype)
     step = max(1, _TEMPORARY_BYTES // (2 * k * SCALE_ROWS)) * SCALE_ROWS
+    tokens = max(1, _SUM_BYTES // (4 * min(step, n)))
     blocks = weight_scale.view(-1).view(torch.uint8).view(-(-n // SCALE_ROWS), -1)
     with fp32_split_k():
         for start in range(0, n, step):
             rows = slice(start, start + step)
             scales = blocks[start // SCALE_ROWS : -(-(start + step) // SCALE_ROWS)]
-            dense = dequantize_rows(weight[rows], scales.reshape(-1))
-            part = out[:, rows]
-            if fp32_out:
-                sums = torch.mm(x, dense.t(), out_dtype=torch.float32)
-                torch.mul(sums, alpha, out=part)
-            else:
-                part.addmm_(x, dense.t(), beta=0, alpha=alpha)
+            dense = dequantize_rows(weight[rows], scales.reshape(-1)).t()
+            parts = zip(x.split(tokens), out[:, rows].split(tokens), strict=True)
+            for part, result in parts:
+                sums = torch.mm(part, dense, out_dtype=torch.float32)
+                torch.mul(sums, global_scale, out=result)
     return out
 
 
@@ -133,7 +133,6 @@ def _nvfp4_linear_fake(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     global_scale: torch.Tensor,
-    alpha: float,
     silu_mul: bool,
     fp32_out: bool,
     pdl: bool,

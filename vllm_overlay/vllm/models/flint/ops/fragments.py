@@ -98,7 +98,7 @@ def _without_signs(
 def compile_partner(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
-    alpha: float,
+    global_scale: torch.Tensor,
     silu_mul: bool,
     out_dtype: torch.dtype,
     pdl: bool,
@@ -116,7 +116,8 @@ def compile_partner(
         choices = quack_gemm.all_quack_tiles(shape.n, shape.k, first)
     x = torch.empty((1, shape.k), dtype=torch.bfloat16, device=weight.device)
     for tiles in choices:
-        quack_gemm.gemm(x, weight, weight_scale, alpha, out_dtype, pdl, tiles, False)
+        args = x, weight, weight_scale, global_scale, out_dtype, pdl, tiles
+        quack_gemm.gemm(*args, launch=False)
 
 
 def _shape(groups: int, blocks: int, silu_mul: bool) -> Shape:
@@ -143,7 +144,6 @@ def fragment_linear(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     global_scale: torch.Tensor,
-    alpha: float,
     silu_mul: bool,
     fp32_out: bool,
     pdl: bool,
@@ -156,7 +156,6 @@ def fragment_linear(
         weight: uint8 [N / 64, K / 64, 128, 16]; see ``to_fragments``.
         weight_scale: uint8 [N / 64, K / 64, 32, 4, 2].
         global_scale: one FP32 value on the device.
-        alpha: the same value on the host.
         silu_mul: rows are [gate | up]; see ``nvfp4_gemv``.
         fp32_out: FP32 output, for logits.
         pdl: let weights load while the previous kernel drains.
@@ -175,7 +174,8 @@ def fragment_linear(
         )
     groups, blocks = weight.shape[:2]
     tiles = _tiles(groups, blocks, silu_mul, m)
-    out = _quack_gemm().gemm(x, weight, weight_scale, alpha, dtype, pdl, tiles)
+    args = x, weight, weight_scale, global_scale, dtype, pdl, tiles
+    out = _quack_gemm().gemm(*args)
     return silu_and_mul(out) if silu_mul else out
 
 
@@ -184,7 +184,6 @@ def _fragment_linear_fake(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     global_scale: torch.Tensor,
-    alpha: float,
     silu_mul: bool,
     fp32_out: bool,
     pdl: bool,

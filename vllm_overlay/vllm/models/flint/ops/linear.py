@@ -150,7 +150,10 @@ def install_flint_dense_kernels(model: torch.nn.Module) -> int:
     if reason is not None:
         logger.info_once("Flint's dense kernels are not used: %s", reason)
         return 0
-    return sum(_install(module) for module in model.modules())
+    count = sum(_install(module) for module in model.modules())
+    if count == 0:
+        logger.info_once("Flint's dense kernels are not used: no layer can have them")
+    return count
 
 
 def _why_not() -> str | None:
@@ -159,6 +162,9 @@ def _why_not() -> str | None:
         return f"{name} is in VLLM_DISABLED_KERNELS"
     if envs.VLLM_BATCH_INVARIANT:
         return "VLLM_BATCH_INVARIANT is set"
+    dtype = torch.get_default_dtype()
+    if dtype != torch.bfloat16:
+        return f"they require bfloat16, and the model's dtype is {dtype}"
     return FlintNvFp4LinearKernel.is_supported()[1]
 
 
@@ -166,12 +172,7 @@ def _install(module: torch.nn.Module) -> bool:
     method: Any = getattr(module, "quant_method", None)
     if type(method) is UnquantizedLinearMethod and isinstance(module, LinearBase):
         weight = getattr(module, "weight", None)
-        if weight is None:
-            return False
-        n, k = weight.shape
-        if not _tuned_here(n, k, bf16=True):
-            return False
-        if _get_linear_backend(quantization="unquantized") not in ("auto", "flint"):
+        if weight is None or not _may_have(*weight.shape, "unquantized", "flint"):
             return False
         module.quant_method = FlintBf16LinearMethod()
         return True
@@ -179,12 +180,35 @@ def _install(module: torch.nn.Module) -> bool:
         return False
     if method.spec.weight != kNvfp4Static or method.spec.activation is not None:
         return False
+    if isinstance(method.kernel, FlintNvFp4LinearKernel):
+        # vLLM's registry chose it, as the user asked.
+        return True
     n, k = module.output_size_per_partition, module.input_size_per_partition
-    if not _tuned_here(n, k, bf16=False):
-        return False
-    if _get_linear_backend(quantization="nvfp4_w4a16") != "auto":
+    if not _may_have(n, k, "nvfp4_w4a16"):
         return False
     method.kernel = FlintNvFp4LinearKernel(NvFp4LinearLayerConfig())
+    return True
+
+
+def _may_have(n: int, k: int, quantization: str, *backends: str) -> bool:
+    """Whether a layer may have Flint's kernel; one line says why not."""
+    backend = _get_linear_backend(quantization=quantization)
+    if backend not in ("auto", *backends):
+        logger.info_once(
+            "Flint's dense kernels leave %s layers to --linear-backend %s",
+            quantization,
+            backend,
+        )
+        return False
+    if not _tuned_here(n, k, bf16=quantization == "unquantized"):
+        logger.info_once(
+            "Flint's dense kernels leave %s layers of %d x %d to vLLM's: that shape is "
+            "not tuned for this GPU",
+            quantization,
+            n,
+            k,
+        )
+        return False
     return True
 
 

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
-from vllm.model_executor.utils import replace_parameter
+from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
 from .experts.dispatch import (
     BF16_DECODE_MAX_TOKENS,
@@ -238,7 +238,10 @@ class FlintBf16DecodeMoE(FlintExperts, UnquantizedFusedMoEMethod):
         shared: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``FlintExperts.mix``."""
-        routed = self.apply(layer, x, weights, ids, None, None)
+        if x.shape[0] <= self.max_decode_tokens:
+            routed = flint_moe_bf16_decode(x, (ids, weights), self.weights)
+        else:
+            routed = self.apply(layer, x, weights, ids, None, None)
         return routed if shared is None else routed + shared
 
 
@@ -257,6 +260,10 @@ def install_flint_experts(layer: RoutedExperts) -> None:
     else:
         method = FlintBf16DecodeMoE(layer.moe_config)
     layer._replace_quant_method(method)
+    for name in ("w13_weight_scale_2", "w2_weight_scale_2"):
+        if (scale := getattr(layer, name, None)) is not None:
+            # Random ones would differ between gate and up.
+            set_weight_attrs(scale, {"dummy_weight_value": 1e-3})
     logger.info_once(
         "Flint's kernels serve the routed experts in place of the backend above"
     )

@@ -70,13 +70,13 @@ def gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
-    alpha: float,
+    global_scale: torch.Tensor,
     out_dtype: torch.dtype,
     pdl: bool,
     tiles: GemmTiles,
     launch: bool = True,
 ) -> torch.Tensor:
-    """``(x @ dequantized(weight).T) * alpha``.
+    """``(x @ dequantized(weight).T) * global_scale``.
 
     Launches on one weight must not run at the same time.
 
@@ -84,7 +84,8 @@ def gemm(
         x: BF16 [M, K], M at least 1.
         weight: uint8 [N / 64, K / 64, 128, 16] on the device of ``x``.
         weight_scale: uint8 [N / 64, K / 64, 32, 4, 2].
-        alpha: the global scale.
+        global_scale: one FP32 value on the device, which a launch reads there, so that
+            neither CUDA graphs nor compiled ones hold it.
         out_dtype: torch.bfloat16 or torch.float32.
         pdl: start while the previous kernel drains.
         tiles: of the GEMM.
@@ -112,7 +113,7 @@ def gemm(
     )
     plan = _plans.get(key)
     if plan is None:
-        compiled = _compile(x, weight, weight_scale, out, alpha, pdl, tiles)
+        compiled = _compile(x, weight, weight_scale, out, global_scale, pdl, tiles)
         views = w4_operand_views(_FORMAT, weight, weight_scale, tiles.tile_m)
         plan = _Plan(compiled, *((view.shape, view.stride()) for view in views))
         _plans[key] = plan
@@ -128,7 +129,7 @@ def gemm(
             x,
             out,
             None,
-            {"alpha": alpha},
+            {"alpha": global_scale},
             split_k_buffers=buffers,
         )
     return out
@@ -165,7 +166,7 @@ def _compile(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     out: torch.Tensor,
-    alpha: float,
+    global_scale: torch.Tensor,
     pdl: bool,
     tiles: GemmTiles,
     launch: bool = False,
@@ -175,7 +176,7 @@ def _compile(
         x,
         weight,
         out,
-        epi_args={"alpha": alpha},
+        epi_args={"alpha": global_scale},
         transform_a="nvfp4",
         transform_sf=weight_scale,
         tile_M=tiles.tile_m,

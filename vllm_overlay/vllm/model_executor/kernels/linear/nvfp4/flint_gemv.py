@@ -4,6 +4,7 @@
 
 import torch
 
+from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.utils.nvfp4_utils import (
     pad_nvfp4_weight_for_cutlass,
@@ -11,6 +12,7 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_utils import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.models.flint.ops import dense, fragments
+from vllm.models.flint.ops.compile_key import tell_compile_cache
 from vllm.models.flint.ops.gemv.config import FRAGMENT_BLOCK, Layout
 from vllm.models.flint.ops.gemv.tables import Shape
 from vllm.models.flint.ops.gemv.variants import missing_compiler, report_compilation
@@ -65,6 +67,8 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Bring the weight into its layout, and compile what it may launch."""
+        if (config := get_current_vllm_config_or_none()) is not None:
+            tell_compile_cache(config)
         layer.flint_layout = _layout()
         global_scale = layer.weight_global_scale.data.reshape(1)
         weight, scale = layer.weight.data, layer.weight_scale.data
@@ -87,7 +91,6 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         )
         layer.flint_rows = n
         layer.flint_padding = k - layer.input_size_per_partition
-        layer.flint_alpha = global_scale.item()
         layer.flint_fp32_out = isinstance(layer, ParallelLMHead)
         fragment_order = layer.flint_layout == "fragments"
         layer.flint_kept_weight = KeptWeight(
@@ -110,7 +113,7 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
             fragments.compile_partner(
                 layer.weight,
                 layer.weight_scale,
-                layer.flint_alpha,
+                layer.weight_global_scale,
                 shape.silu_mul,
                 dtype,
                 self.pdl,
@@ -146,7 +149,11 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         self, layer: torch.nn.Module, x: torch.Tensor, silu_mul: bool
     ) -> torch.Tensor:
         if x.dtype != torch.bfloat16:
-            raise ValueError(f"Flint's NVFP4 GEMV requires BF16 input, got {x.dtype}")
+            raise ValueError(
+                f"Flint's NVFP4 GEMV requires BF16 input, got {x.dtype}. Serve with "
+                "--dtype bfloat16, or set "
+                "VLLM_DISABLED_KERNELS=FlintNvFp4LinearKernel."
+            )
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         if layer.flint_padding:
             rows = torch.nn.functional.pad(rows, (0, layer.flint_padding))
@@ -162,7 +169,6 @@ class FlintNvFp4LinearKernel(FlashInferCuteDslNvFp4W4A16LinearKernel):
         args = (
             rows,
             *tensors,
-            layer.flint_alpha,
             silu_mul,
             layer.flint_fp32_out,
             self.pdl,

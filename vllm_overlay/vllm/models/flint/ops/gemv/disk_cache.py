@@ -57,6 +57,8 @@ def on_disk(compiler: Callable[..., Any]) -> Callable[..., Any]:
             return compile_for(target, _sources(), *key)
         except OSError as error:
             logger.warning_once("Flint's compiled kernels are not kept: %s", error)
+            # quack's own GEMMs, which a layer compiles next, would fail on it, too.
+            cache.CACHE_ENABLED = False
             return compiler(*key)
 
     return load_or_compile
