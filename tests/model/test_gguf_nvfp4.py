@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
+from vllm.models.flint import gguf_nvfp4
 from vllm.models.flint.configs import FlintConfig
 from vllm.models.flint.gguf_checkpoint import FlintGGUF
 from vllm.models.flint.gguf_file import GGUFTensor, open_gguf
@@ -144,11 +145,12 @@ def test_mixed_types(tmp_path: Path) -> None:
     assert torch.equal(got["model.norm.weight"], wanted["model.norm.weight"])
 
 
-def test_one_matrix_in_memory(tmp_path: Path) -> None:
-    """Nothing that the iterator has yielded is held by it."""
+def test_one_stack_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the iterator has yielded is held by it, but for a stack."""
     import gc
     import weakref
 
+    monkeypatch.setattr(gguf_nvfp4, "_STACK_BYTES", 1)
     path = tmp_path / "model.gguf"
     write_gguf(path, TINY, 0, "nvfp4")
     last = None
@@ -157,3 +159,21 @@ def test_one_matrix_in_memory(tmp_path: Path) -> None:
         assert last is None or last() is None
         last = weakref.ref(tensor)
         del tensor
+
+
+@pytest.mark.parametrize("modules", [None, set()], ids=["nvfp4", "expanded"])
+def test_stacks_of_any_size_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: set[str] | None
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, TINY, 0, "nvfp4")
+    expert = TINY.moe_intermediate_size * TINY.hidden_size // 64 * 36
+    found = []
+    for size in (1 << 24, 1, 3 * expert):
+        monkeypatch.setattr(gguf_nvfp4, "_STACK_BYTES", size)
+        weights = gguf_nvfp4_weights_iterator(path, CONFIG, modules, use_tqdm=False)
+        found.append(list(weights))
+    for weights in found[1:]:
+        for (name, tensor), (other, same) in zip(found[0], weights, strict=True):
+            assert name == other and tensor.dtype == same.dtype
+            assert torch.equal(tensor.float(), same.float())

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.platforms import current_platform
 
 from .configs import FlintConfig
 from .errors import FlintCheckpointError
@@ -45,6 +46,8 @@ class FlintGGUFModelLoader(DefaultModelLoader):
             nvfp4_modules=set(quantization.get("quantized_layers", ())),
             dtype=model_config.dtype,
             use_tqdm=self.load_config.use_tqdm_on_load,
+            # Not where the parameters are: a reload has them on the meta device.
+            device=self.load_config.device or current_platform.device_type,
         )
         yield from check_merged_global_scales(weights)
 

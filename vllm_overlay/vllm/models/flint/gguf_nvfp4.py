@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -26,9 +25,13 @@ from .gguf_names import checkpoint_name
 GROUP_SIZE = 16
 _BLOCK = 64
 _BLOCK_BYTES = _BLOCK // GROUP_SIZE + _BLOCK // 2
+# Of the names of an NVFP4 weight, of its scales and of its global scale.
+_SUFFIXES = ("", "_scale", "_scale_2")
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # Values expanded at a time: FP32 temporaries stay far below one tensor's size.
 _CHUNK = 1 << 22
+# Bytes of stacked experts that are repacked at a time, or one expert.
+_STACK_BYTES = 16 << 20
 
 
 def find_gguf_file(
@@ -77,11 +80,14 @@ def find_gguf_file(
     return os.path.join(folder, names[0])
 
 
-def repack_nvfp4(tensor: GGUFTensor) -> tuple[torch.Tensor, torch.Tensor]:
+def repack_nvfp4(
+    tensor: GGUFTensor, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Change an NVFP4 tensor from GGML's blocks to ModelOpt's layout.
 
     Args:
         tensor: [..., N, K] values of type NVFP4.
+        device: Where to do it, and where the result is.
 
     Returns:
         Codes, uint8 [..., N, K / 2], two consecutive values a byte with the first in
@@ -92,7 +98,9 @@ def repack_nvfp4(tensor: GGUFTensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     """
     *rows, k = tensor.shape
-    blocks = tensor.data.reshape(*rows, k // _BLOCK, _BLOCK_BYTES)
+    # A copy: torch has no read-only tensors, and the mapping is one.
+    data = torch.from_numpy(tensor.data.copy()).to(device)
+    blocks = data.reshape(*rows, k // _BLOCK, _BLOCK_BYTES)
     num_scales = _BLOCK // GROUP_SIZE
     scales = blocks[..., :num_scales]
     if (scales == 0xFF).any():
@@ -102,16 +110,14 @@ def repack_nvfp4(tensor: GGUFTensor) -> tuple[torch.Tensor, torch.Tensor]:
         )
     # The scales are unsigned: GGML ignores the top bit and reads 0x7F as zero.
     scales = scales & 0x7F
-    scales[scales == 0x7F] = 0
+    scales.masked_fill_(scales == 0x7F, 0)
     # Byte j of a group holds value j in its low nibble and value j + 8 in the high.
     packed = blocks[..., num_scales:].reshape(*rows, k // GROUP_SIZE, GROUP_SIZE // 2)
-    codes = np.concatenate((packed & 0xF, packed >> 4), axis=-1)
+    codes = torch.cat((packed & 0xF, packed >> 4), dim=-1)
     weight = codes[..., 0::2] | (codes[..., 1::2] << 4)
     return (
-        torch.from_numpy(weight.reshape(*rows, k // 2)),
-        torch.from_numpy(scales.reshape(*rows, k // GROUP_SIZE)).view(
-            torch.float8_e4m3fn
-        ),
+        weight.reshape(*rows, k // 2),
+        scales.reshape(*rows, k // GROUP_SIZE).view(torch.float8_e4m3fn),
     )
 
 
@@ -163,10 +169,11 @@ def gguf_nvfp4_weights_iterator(
     nvfp4_modules: set[str] | None = None,
     dtype: torch.dtype = torch.bfloat16,
     use_tqdm: bool = True,
+    device: torch.device | str = "cpu",
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """Read a GGUF file's weights under their safetensors names.
 
-    One matrix is in memory at a time.
+    One matrix, or a few experts', are in memory at a time.
 
     Args:
         path: The GGUF file.
@@ -176,6 +183,8 @@ def gguf_nvfp4_weights_iterator(
             expanded to `dtype`.
         dtype: What other weights are converted to, with one rounding.
         use_tqdm: Whether to show a progress bar, in bytes.
+        device: Where NVFP4 weights are repacked and come out; the others come out
+            on the host.
 
     Yields:
         Name and tensor; an NVFP4 weight comes as `weight`, `weight_scale` and
@@ -197,27 +206,41 @@ def gguf_nvfp4_weights_iterator(
         disable=not use_tqdm,
     ) as progress:
         for gguf_name in model.weights:
-            for name, matrix, scale in _matrices(model, gguf_name):
-                if matrix.type_name != NVFP4:
-                    yield name, _plain(matrix, dtype)
-                elif module_of(name) in keep:
-                    weight, weight_scale = repack_nvfp4(matrix)
-                    yield name, weight
-                    yield f"{name}_scale", weight_scale
-                    yield f"{name}_scale_2", scale
-                else:
-                    yield name, dequantize_nvfp4(*repack_nvfp4(matrix), scale, dtype)
-                progress.update(matrix.data.nbytes)
+            for names, stack, scales in _stacks(model, gguf_name):
+                kept = module_of(names[0]) in keep
+                yield from _tensors(names, stack, scales, kept, dtype, device)
+                progress.update(stack.data.nbytes)
 
 
-def _matrices(
+def _tensors(
+    names: list[str],
+    stack: GGUFTensor,
+    scales: torch.Tensor,
+    kept: bool,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a stack holds; nothing of it stays in memory afterwards."""
+    if stack.type_name != NVFP4:
+        yield from zip(names, _plain(stack, dtype), strict=True)
+    elif kept:
+        parts = (*repack_nvfp4(stack, device), scales.unsqueeze(-1))
+        for name, *matrix in zip(names, *parts, strict=True):
+            for suffix, part in zip(_SUFFIXES, matrix, strict=True):
+                yield f"{name}{suffix}", part
+    else:
+        parts = (*repack_nvfp4(stack, device), scales.to(device))
+        yield from zip(names, dequantize_nvfp4(*parts, dtype), strict=True)
+
+
+def _stacks(
     model: FlintGGUF, gguf_name: str
-) -> Iterator[tuple[str, GGUFTensor, torch.Tensor]]:
-    """Split stacked experts.
+) -> Iterator[tuple[list[str], GGUFTensor, torch.Tensor]]:
+    """Cut stacked experts into a few at a time; another tensor is a stack of one.
 
     Yields:
-        Checkpoint name, tensor, and its global scale: FP32 [1], or [0] for a type
-        that has none.
+        Checkpoint names, their tensors as one of a dimension more, and their global
+        scales: FP32, as many as names, or none for a type that has none.
 
     """
     tensor = model.weights[gguf_name]
@@ -226,13 +249,16 @@ def _matrices(
     scales = torch.empty(0)
     if tensor.type_name == NVFP4:
         scales = model.global_scale(gguf_name)
-    if "{}" not in name:
-        yield name, tensor, scales
-        return
-    experts = tensor.data.reshape(tensor.shape[0], -1)
-    for i, data in enumerate(experts):
-        expert = replace(tensor, shape=tensor.shape[1:], data=data)
-        yield name.format(i), expert, scales[i : i + 1]
+    count, shape = 1, tensor.shape
+    if "{}" in name:
+        count, shape = tensor.shape[0], tensor.shape[1:]
+    data = tensor.data.reshape(count, -1)
+    step = max(1, _STACK_BYTES // data[0].nbytes)
+    for start in range(0, count, step):
+        part = data[start : start + step]
+        names = [name.format(start + i) for i in range(len(part))]
+        stack = replace(tensor, shape=(len(part), *shape), data=part)
+        yield names, stack, scales[start : start + step]
 
 
 def _plain(tensor: GGUFTensor, dtype: torch.dtype) -> torch.Tensor:
