@@ -39,6 +39,9 @@ class FlintGGUFModelLoader(DefaultModelLoader):
         self.counter_before_loading_weights = time.perf_counter()
         config = model_config.hf_config
         assert isinstance(config, FlintConfig)
+        device = self.load_config.device or current_platform.device_type
+        # A reload keeps a layer's tensors until it has all, beside a KV cache.
+        reloads = any(parameter.is_meta for parameter in model.parameters())
         quantization = getattr(config, "quantization_config", None) or {}
         weights = gguf_nvfp4_weights_iterator(
             self._path(model_config),
@@ -46,8 +49,7 @@ class FlintGGUFModelLoader(DefaultModelLoader):
             nvfp4_modules=set(quantization.get("quantized_layers", ())),
             dtype=model_config.dtype,
             use_tqdm=self.load_config.use_tqdm_on_load,
-            # Not where the parameters are: a reload has them on the meta device.
-            device=self.load_config.device or current_platform.device_type,
+            device="cpu" if reloads else device,
         )
         yield from check_merged_global_scales(weights)
 

@@ -35,6 +35,7 @@ from vllm.model_executor.models.utils import (
     make_empty_intermediate_tensors_factory,
     make_layers,
     maybe_prefix,
+    spec_decode_needs_target_embed,
 )
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
@@ -134,7 +135,8 @@ class FlintModel(nn.Module):
         super().__init__()
         config = vllm_config.model_config.hf_text_config
         self.embed_tokens: nn.Module = PPMissingLayer()
-        if get_pp_group().is_first_rank:
+        is_first = get_pp_group().is_first_rank
+        if is_first or spec_decode_needs_target_embed(vllm_config):
             self.embed_tokens = VocabParallelEmbedding(
                 config.vocab_size,
                 config.hidden_size,
