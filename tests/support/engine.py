@@ -73,7 +73,7 @@ def preemptions(log: str) -> int:
 
 
 class EngineError(RuntimeError):
-    """The engine did not come up or failed; the message is its output."""
+    """The engine did not come up, failed or hung; the message is its output."""
 
 
 def _rank_settings(ranks: int) -> list[dict[str, str]]:
@@ -126,7 +126,8 @@ def _run_children(
                 if any(child.poll() for child in children):
                     break
                 if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(command, _TIMEOUT)
+                    said = log.read_text()
+                    raise EngineError(f"no answer within {_TIMEOUT:.0f} s\n{said}")
                 time.sleep(0.05)
         finally:
             for child in children:
@@ -156,8 +157,8 @@ def run_engine(
         **engine: Arguments of `vllm.LLM`.
 
     Raises:
-        EngineError: If it exits with an error, or its ranks answer differently.
-        subprocess.TimeoutExpired: If it takes longer than `_TIMEOUT` seconds.
+        EngineError: If it exits with an error or takes longer than `_TIMEOUT` seconds,
+            or its ranks answer differently.
     """
     defaults = {"enforce_eager": True, "max_model_len": 2048, "seed": 0}
     if ranks > 1:
