@@ -9,7 +9,7 @@ import pytest
 from vllm.models.flint.attention_path import ATTENTION_KERNELS, DECODE_KERNEL
 
 from support.backends import need_sinks
-from support.engine import Answer, Pass, preemptions, run_engine
+from support.engine import OWN_MEMORY, Answer, Pass, preemptions, run_engine
 from support.logits import assert_bfloat16, prompts_of, references
 
 REFS = references("heads", "bf16", "bfloat16")
@@ -21,13 +21,7 @@ def run(
     checkpoint, passes: list[Pass], disabled: str = "", **engine
 ) -> list[list[Answer]]:
     """Serves `passes` with some of VLLM_DISABLED_KERNELS."""
-    # No profiling: what else runs on the GPU does not count.
-    options = {
-        "dtype": "bfloat16",
-        "gpu_memory_utilization": 0.1,
-        "kv_cache_memory_bytes": 1 << 30,
-    }
-    options |= engine
+    options = {"dtype": "bfloat16"} | OWN_MEMORY | engine
     return run_engine(
         passes,
         environment={"VLLM_DISABLED_KERNELS": disabled},

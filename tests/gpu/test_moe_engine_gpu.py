@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from vllm.models.flint.moe_path import BF16_EXPERTS, NVFP4_EXPERTS
 
-from support.engine import ALL_KERNELS, Answer, Pass, run_engine
+from support.engine import ALL_KERNELS, OWN_MEMORY, Answer, Pass, run_engine
 from support.wide import WIDE, wide_errors, wide_model
 
 # Requests that decode together: three launches, two, and the GEMM (or vLLM's MoE).
@@ -17,10 +17,8 @@ SAMPLE = 4
 # How much further than vLLM's own MoE the kernels may be from it.
 RMS_RATIO, MAX_RATIO = 1.25, 1.5
 ENGINE = {
+    **OWN_MEMORY,
     "dtype": "bfloat16",
-    # No profiling: what else runs on the GPU does not count.
-    "gpu_memory_utilization": 0.1,
-    "kv_cache_memory_bytes": 1 << 30,
     "max_num_seqs": 128,
     "enforce_eager": False,
     # 5 and 100 requests run with rows of padding.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.engine import ALL_KERNELS, STOCK_LAYERS, Pass, run_engine
+from support.engine import ALL_KERNELS, OWN_MEMORY, STOCK_LAYERS, Pass, run_engine
 from support.wide import WIDE, assert_no_further, wide_errors
 
 # Prompts' lengths. What decodes together takes each path for experts: three launches
@@ -23,10 +23,8 @@ BATCHES = ((7,), (45, 7), (9,) * 24, (5,) * 40)
 SAMPLE = 4
 NEW_TOKENS = 8
 ENGINE: dict[str, Any] = {
+    **OWN_MEMORY,
     "dtype": "bfloat16",
-    # No profiling: what else runs on the GPU does not count.
-    "gpu_memory_utilization": 0.1,
-    "kv_cache_memory_bytes": 1 << 30,
     "max_num_seqs": 64,
     "max_num_batched_tokens": 512,
     "enforce_eager": False,

@@ -10,7 +10,14 @@ import pytest
 from vllm.models.flint.attention_path import ATTENTION_KERNELS
 
 from support.backends import need_sinks
-from support.engine import STOCK_LAYERS, Answer, Pass, preemptions, run_engine
+from support.engine import (
+    OWN_MEMORY,
+    STOCK_LAYERS,
+    Answer,
+    Pass,
+    preemptions,
+    run_engine,
+)
 from support.wide import WIDE, assert_no_further, wide_errors, wide_model
 
 # One prompt fills more than the GEMV takes in a launch, the other less.
@@ -19,12 +26,7 @@ LENGTHS = (45, 7)
 # and two of them grow past their last one.
 LONG_LENGTHS = (540, 513, 505, 1100, 7)
 NEW_TOKENS = 12
-ENGINE = {
-    "dtype": "bfloat16",
-    # No profiling: what else runs on the GPU does not count.
-    "gpu_memory_utilization": 0.1,
-    "kv_cache_memory_bytes": 1 << 30,
-}
+ENGINE = {"dtype": "bfloat16"} | OWN_MEMORY
 GRAPHS = {
     "enforce_eager": False,
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 64]},

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,9 @@ _TIMEOUT = 600.0
 # Arguments of an engine that is to run on all of Flint's kernels, or on stock layers.
 ALL_KERNELS = {"additional_config": {"flint_kernels": True}}
 STOCK_LAYERS = {"additional_config": {"flint_kernels": False}}
+# Of an engine whose KV cache is not sized by profiling, so that what else runs on the
+# GPU does not count.
+OWN_MEMORY = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,13 @@ def _rank_settings(ranks: int) -> list[dict[str, str]]:
     """Returns what each rank's process has in its environment besides."""
     if ranks == 1:
         return [{}]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    from vllm.utils.network_utils import get_open_port
+
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(get_open_port()),
         "NCCL_SOCKET_IFNAME": "lo",
         # Ranks take turns on the GPU, so each message costs a few milliseconds.
         "NCCL_MAX_NCHANNELS": "1",

@@ -143,7 +143,7 @@ def install_flint_dense_kernels(model: torch.nn.Module) -> int:
         model: The model, with its layers made.
 
     Returns:
-        How many layers were changed.
+        How many layers have them, by this call or by ``--linear-backend``.
 
     """
     reason = _why_not()

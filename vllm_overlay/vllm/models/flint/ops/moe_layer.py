@@ -257,13 +257,12 @@ def install_flint_experts(layer: RoutedExperts) -> None:
     method: ModelOptNvFp4FusedMoE | UnquantizedFusedMoEMethod
     if isinstance(chosen, ModelOptNvFp4FusedMoE):
         method = FlintNvfp4Experts(chosen.quant_config, layer.moe_config)
+        for scale in (layer.w13_weight_scale_2, layer.w2_weight_scale_2):
+            # Random ones would differ between gate and up.
+            set_weight_attrs(scale, {"dummy_weight_value": 1e-3})
     else:
         method = FlintBf16DecodeMoE(layer.moe_config)
     layer._replace_quant_method(method)
-    for name in ("w13_weight_scale_2", "w2_weight_scale_2"):
-        if (scale := getattr(layer, name, None)) is not None:
-            # Random ones would differ between gate and up.
-            set_weight_attrs(scale, {"dummy_weight_value": 1e-3})
     logger.info_once(
         "Flint's kernels serve the routed experts in place of the backend above"
     )
