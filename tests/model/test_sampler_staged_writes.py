@@ -7,7 +7,7 @@ is not: without a GPU there is no pinned memory that one could read in place.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,18 +20,9 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
+from support.uva import HostBuffer
+
 SLOTS, VOCAB = 4, 128
-
-
-class HostBuffer:
-    """A buffer whose GPU view is its memory, as with UVA."""
-
-    def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
-        self.cpu = torch.zeros(size, dtype=dtype)
-        self.np = self.cpu.numpy()
-
-    def uva(self, n: int | None = None) -> torch.Tensor:
-        return self.cpu[:n]
 
 
 class Custom(LogitsProcessor):
