@@ -33,9 +33,13 @@ ENGINE: dict[str, Any] = {
 # Two ranks, and expert parallelism on them.
 TWO: dict[str, Any] = {"tensor_parallel_size": 2}
 if torch.cuda.device_count() < 2:
-    TWO = {"ranks": 2}
+    # With CUDA graphs such ranks hung at their first steps, and the GPU was idle.
     # FlashInfer's fused all-reduce wants memory that its ranks' GPUs share.
-    ENGINE["compilation_config"]["pass_config"] = {"fuse_allreduce_rms": False}
+    TWO = {
+        "ranks": 2,
+        "enforce_eager": True,
+        "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
+    }
 EXPERTS = TWO | {"enable_expert_parallel": True}
 # What the model says once of an engine, whatever the number of its ranks.
 SERVED = "Flint's kernels serve the routed experts"
@@ -77,9 +81,8 @@ class Engines:
                 model=str(self._weights if stock else self._gguf),
                 hf_config_path=str(self._weights),
                 tokenizer=str(self._weights),
-                **ENGINE,
+                **(ENGINE | options),
                 **(STOCK_LAYERS if stock else ALL_KERNELS),
-                **options,
             )
             errors = [
                 wide_errors(batch[-SAMPLE:], prompts[-SAMPLE:], self._weights)

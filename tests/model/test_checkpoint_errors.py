@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.models.flint import model as model_module
 from vllm.models.flint.checkpoint import CheckpointTracker, expected_tensors
 from vllm.models.flint.configs import FlintConfig
 from vllm.models.flint.errors import FlintCheckpointError
@@ -129,12 +130,61 @@ def test_tracker_knows_modelopts_tensors() -> None:
         list(tracker.check([(name, torch.tensor(0.5))]))
 
 
+@pytest.mark.parametrize("absent", ["", "_scale", "_scale_2"])
+def test_tracker_misses_scales_of_codes(absent: str) -> None:
+    """In whatever order they come; other weights have none."""
+    codes = [name for name in whole() if name.endswith("_proj.weight")]
+    given = whole()
+    for name in codes:
+        n, k = given[name].shape
+        given[name] = torch.zeros(n, k // 2, dtype=torch.uint8)
+        scales = torch.zeros(n, k // 16), torch.tensor(0.5)
+        given |= dict(zip((f"{name}_scale", f"{name}_scale_2"), scales, strict=True))
+    if absent:
+        del given[codes[7] + absent]
+    for order in (list(given), list(reversed(given))):
+        tracker = CheckpointTracker(CONFIG)
+        list(tracker.check((name, given[name]) for name in order))
+        if not absent:
+            tracker.finish()
+            continue
+        with pytest.raises(FlintCheckpointError, match=f"missing: {codes[7]}{absent};"):
+            tracker.finish()
+
+
+def test_loads_refuse_unequal_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ModelOpt's safetensors as well, where vLLM would take the greater one."""
+
+    class Loader:
+        def __init__(self, module: Any) -> None: ...
+
+        def load_weights(self, weights: Any, mapper: Any) -> set[str]:
+            return {name for name, _ in weights}
+
+    monkeypatch.setattr(model_module, "AutoWeightsLoader", Loader)
+    loaded: Any = SimpleNamespace(
+        _checkpoint=CheckpointTracker(CONFIG), hf_to_vllm_mapper=None
+    )
+    prefix = "model.layers.0.self_attn"
+    given = [(f"{prefix}.{p}_proj.weight_scale_2", torch.tensor(0.5)) for p in "qk"]
+    assert len(FlintForCausalLM.load_weights(loaded, given)) == 2
+    given.append((f"{prefix}.v_proj.weight_scale_2", torch.tensor(0.25)))
+    with pytest.raises(ValueError, match="need one global scale"):
+        FlintForCausalLM.load_weights(loaded, given)
+
+
 @pytest.mark.parametrize(
-    ("quantization", "finished"),
-    [(None, True), ("modelopt_mixed", True), ("fp8", False)],
+    ("quantization", "described", "finished"),
+    [
+        (None, False, True),
+        ("modelopt_mixed", True, True),
+        # Made from BF16 by the engine, and from what another tool wrote.
+        ("fp8", False, True),
+        ("fp8", True, False),
+    ],
 )
-def test_what_modelopt_leaves_out_is_missed(
-    quantization: str | None, finished: bool
+def test_absent_tensors_are_missed(
+    quantization: str | None, described: bool, finished: bool
 ) -> None:
     calls: list[bool] = []
     quant = None
@@ -143,6 +193,7 @@ def test_what_modelopt_leaves_out_is_missed(
     loaded: Any = SimpleNamespace(
         model=SimpleNamespace(layers=()),
         quant_config=quant,
+        config=SimpleNamespace(quantization_config={} if described else None),
         _skips_experts=True,
         _checkpoint=SimpleNamespace(finish=lambda skip_experts: calls.append(True)),
     )

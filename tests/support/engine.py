@@ -189,6 +189,7 @@ def run_engine(
                 "engine": {**defaults, **engine},
                 "passes": [asdict(p) for p in passes],
                 "answer": str(answer),
+                "seconds": 0.95 * _TIMEOUT,
             }
             request.write_text(json.dumps(content))
         environments = [env | settings for settings in _rank_settings(ranks)]

@@ -4,9 +4,10 @@
 
 Reads a JSON request from standard input, writes a JSON answer to the file that it
 names. See `engine.run_engine`. An engine with `disable_log_stats` false prints how many
-requests lost their pages to others.
+requests lost their pages to others; one that hangs prints where, before it is stopped.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -47,6 +48,7 @@ def main() -> None:
 
         offer_prebuilt()
     request = json.load(sys.stdin)
+    faulthandler.dump_traceback_later(request["seconds"])
     llm = LLM(**request["engine"])
     passes = []
     for one_pass in request["passes"]:

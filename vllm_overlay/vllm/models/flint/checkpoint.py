@@ -71,8 +71,8 @@ def join_names(names: Iterable[str]) -> str:
 class CheckpointTracker:
     """Watches the tensors that a load passes on to the model.
 
-    vLLM's own loader does not notice an absent weight of a linear layer, which would
-    then serve whatever its memory held.
+    vLLM's own loader does not notice an absent weight of a linear layer, or an absent
+    scale of NVFP4 codes, which would then be whatever its memory held.
 
     Args:
         config: The model's configuration.
@@ -81,7 +81,10 @@ class CheckpointTracker:
 
     def __init__(self, config: FlintConfig) -> None:
         self._config = config
-        self._absent: dict[str, tuple[int, ...]] | None = None
+        # Names of the first load; none before it, nor with dummy weights.
+        self._needed: set[str] = set()
+        self._seen: set[str] = set()
+        self._finished = False
 
     def check(
         self, weights: Iterable[tuple[str, torch.Tensor]]
@@ -99,12 +102,15 @@ class CheckpointTracker:
 
         """
         expected = expected_tensors(self._config)
-        if self._absent is None:
-            self._absent = dict(expected)
+        if not self._finished:
+            self._needed |= expected.keys()
         for name, tensor in weights:
             if name in expected:
                 _check_shape(name, tensor, expected[name])
-            self._absent.pop(name, None)
+            if not self._finished:
+                self._seen.add(name)
+                if name in expected and tensor.dtype == torch.uint8:
+                    self._needed |= {f"{name}_scale", f"{name}_scale_2"}
             yield name, tensor
 
     def finish(self, skip_experts: bool = False) -> None:
@@ -117,13 +123,13 @@ class CheckpointTracker:
             FlintCheckpointError: Tensors were loaded, but not all that the model needs.
 
         """
-        absent, self._absent = self._absent, {}
-        # None: dummy weights, which no checkpoint supplied.
         missing = [
             name
-            for name in absent or ()
+            for name in self._needed - self._seen
             if not (skip_experts and ".mlp.experts." in name)
         ]
+        self._finished = True
+        self._needed, self._seen = set(), set()
         if missing:
             raise FlintCheckpointError(
                 f"Flint checkpoint: tensors are missing: {join_names(missing)}; "

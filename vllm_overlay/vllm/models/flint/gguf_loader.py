@@ -19,7 +19,6 @@ from .configs import FlintConfig
 from .errors import FlintCheckpointError
 from .gguf_config import gguf_path
 from .gguf_nvfp4 import gguf_nvfp4_weights_iterator
-from .ops.global_scales import check_merged_global_scales
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -51,7 +50,7 @@ class FlintGGUFModelLoader(DefaultModelLoader):
             use_tqdm=self.load_config.use_tqdm_on_load,
             device="cpu" if reloads else device,
         )
-        yield from check_merged_global_scales(weights)
+        yield from weights
 
     def _path(self, model_config: "ModelConfig") -> str:
         path = gguf_path(model_config, self.load_config)

@@ -45,6 +45,7 @@ from .checkpoint import CheckpointTracker
 from .kernel_switch import norm_class, why_off
 from .mlp import FlintMLP, FlintSparseMoeBlock
 from .ops.compile_key import tell_compile_cache
+from .ops.global_scales import check_merged_global_scales
 from .ops.linear import install_flint_dense_kernels
 from .ops.moe import make_route_counter
 from .patchset import require_patches
@@ -293,13 +294,13 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             Names of the parameters that were set.
 
         Raises:
-            ValueError: A tensor is unknown or has the wrong shape.
+            ValueError: A tensor is unknown or has the wrong shape, or the shards of a
+                fused linear have unequal global scales.
 
         """
         loader = AutoWeightsLoader(self)
-        return loader.load_weights(
-            self._checkpoint.check(weights), mapper=self.hf_to_vllm_mapper
-        )
+        checked = check_merged_global_scales(self._checkpoint.check(weights))
+        return loader.load_weights(checked, mapper=self.hf_to_vllm_mapper)
 
     def _keep_asleep(self, name: str, counters: torch.Tensor) -> None:
         """Let an engine that sleeps wake up with counters that kernels left at zero.
@@ -328,7 +329,8 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             self._keep_asleep("route_counters", counter)
             for block in sparse:
                 block.prepare_kernels(counter)
-        # Other quantized checkpoints than ModelOpt's have names of their own.
+        # Checkpoints that others than ModelOpt quantized have names of their own.
         quant = self.quant_config
-        if quant is None or quant.get_name().startswith("modelopt"):
+        is_bf16 = getattr(self.config, "quantization_config", None) is None
+        if is_bf16 or quant is None or quant.get_name().startswith("modelopt"):
             self._checkpoint.finish(skip_experts=self._skips_experts)

@@ -148,7 +148,7 @@ class FlintModelOptNvfp4Experts(FlintExperts, ModelOptNvFp4FusedMoE):
         return FusedMoEQuantConfig.make()
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
-        """Swizzle the block scales, and pack codes where they are, if asked to.
+        """Swizzle block scales; pack codes in place if the GPU decodes in integers.
 
         Raises:
             ValueError: an expert's gate and up differ in their global scale.
