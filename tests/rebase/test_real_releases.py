@@ -27,17 +27,22 @@ BACKEND = "kernel-offer-flint-s-nvfp4-gemv-as-a-linear-backend"
 PACKAGING = "build-put-flint-s-data-files-into-wheels-built-from-source"
 SAMPLING = "perf-copy-sampling-states-only-after-a-request-was-added"
 INPUTS = "perf-keep-inputs-that-the-requests-of-a-decode-step-decide"
+GREEDY = "perf-take-the-argmax-of-batches-that-are-all-greedy"
 
 # What does not fit: (patch, file): (what became of the code, first release without).
 # In common.txt 0.31.0 has another filelock line right below the added one. Until
 # 0.31.0 the runner's idx_mapping is int32. Until 0.30.0 config.py spells it
-# PretrainedConfig, and the sampler takes no custom logits processors. 0.29.0 has no IPC
-# loader to stand beside, has its dispatch one level deeper, words modelopt.md
-# otherwise, has its W4A16 kernels on one line, and calls async_tensor_h2d otherwise.
+# PretrainedConfig, and the sampler takes no custom logits processors and no bounds of
+# lengths. 0.29.0 has no IPC loader to stand beside, has its dispatch one level deeper,
+# words modelopt.md otherwise, has its W4A16 kernels on one line, and calls
+# async_tensor_h2d otherwise.
 FILELOCK = {(GGUF, "requirements/common.txt"): ("changed", "0.31.0")}
 INT32 = {(INPUTS, "vllm/v1/worker/gpu/model_runner.py"): ("changed", "0.31.0")}
 PRETRAINED = {(SPECULATORS, "vllm/transformers_utils/config.py"): ("changed", "0.30.0")}
-SAMPLER = {(SAMPLING, "vllm/v1/worker/gpu/sample/sampler.py"): ("vanished", "0.30.0")}
+SAMPLER = {
+    (SAMPLING, "vllm/v1/worker/gpu/sample/sampler.py"): ("vanished", "0.30.0"),
+    (GREEDY, "vllm/v1/worker/gpu/sample/sampler.py"): ("changed", "0.30.0"),
+}
 OLDEST = {
     (GGUF, "vllm/model_executor/model_loader/__init__.py"): ("changed", "0.29.0"),
     (FRONTEND, "vllm/entrypoints/cli/main.py"): ("changed", "0.29.0"),
@@ -86,7 +91,7 @@ def report(request: pytest.FixtureRequest, tmp_path: Path, real_repo: Repo):
     "report",
     [
         "0.31.0",
-        *(pytest.param(v, marks=wanted) for v in ("0.30.0", "0.29.0", "0.33.0")),
+        *(pytest.param(v, marks=wanted) for v in MORE),
     ],
     indirect=True,
 )
@@ -104,7 +109,11 @@ def test_statuses_and_causes(report: RebaseReport) -> None:
             assert patch.status == "conflict"
         elif report.onto == "0.33.0" and patch.name == REGISTER:
             assert patch.status == "superseded"
-        elif patch.name in (PACKAGING, SAMPLING):  # the lines around are the same
+        elif patch.name in (
+            PACKAGING,
+            SAMPLING,
+            GREEDY,
+        ):  # the lines around are the same
             assert patch.status == "clean"
         else:
             assert patch.status == "clean-with-offset"

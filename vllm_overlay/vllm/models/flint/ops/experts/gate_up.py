@@ -15,7 +15,7 @@ and the shared expert's once (from L2 for more than 8 tokens). Floor: these over
 memory bandwidth. At one token of Flint that is 9.4 MB, less than what is in flight, so
 the chain of latencies counts: ids, weights, products, sum over the warps. All loads
 of a warp are issued at once, and the shared expert's before the grid-dependency wait.
-The search costs every CTA without work the time to read the ids: past about 64 tokens
+The search costs every CTA without work the time to read the ids: past about 48 tokens
 a grouped GEMM wins.
 
 The next kernel is released after the wait, so that it may read, before its own wait,
