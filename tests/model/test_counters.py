@@ -48,6 +48,7 @@ class Model(nn.Module):
 
     _keep_asleep = model.FlintForCausalLM._keep_asleep
     quant_config: Any = SimpleNamespace(get_name=lambda: "fp8")
+    config: Any = SimpleNamespace(quantization_config={})
 
     def __init__(self) -> None:
         super().__init__()
