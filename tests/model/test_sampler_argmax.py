@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams
-from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.sample import sampler as sampler_module
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
-from vllm.v1.worker.gpu.states import RequestState
 
 from support.interpreted import load_interpreted
-from support.uva import HostBuffer
+from support.sampler import SLOTS, make_sampler, use_host_memory
 
-SLOTS, VOCAB = 4, 2500
+VOCAB = 2500
 GREEDY = SamplingParams(temperature=0)
 RANDOM = SamplingParams(temperature=1)
 # What changes a greedy request's logits.
@@ -33,32 +31,13 @@ PROCESSED = {
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> Sampler:
     """vLLM's own; host memory stands for pinned memory, and no kernel counts tokens."""
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
-    monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: True)
+    use_host_memory(monkeypatch)
     monkeypatch.setattr(
         sampler_module,
         "get_num_sampled_and_rejected",
         lambda ones, *others: (ones, torch.zeros_like(ones)),
     )
-    device = torch.device("cpu")
-    states = RequestState(
-        max_num_reqs=SLOTS,
-        max_model_len=64,
-        max_num_batched_tokens=16,
-        num_speculative_steps=1,
-        vocab_size=VOCAB,
-        device=device,
-    )
-    tokens = dict.fromkeys(
-        (
-            "reasoning_start_token_ids",
-            "reasoning_end_token_ids",
-            "natural_reasoning_end_token_ids",
-        ),
-        [9],
-    )
-    config: Any = SimpleNamespace(reasoning_config=SimpleNamespace(**tokens))
-    return Sampler(config, SLOTS, VOCAB, device, states)
+    return make_sampler(VOCAB)
 
 
 def batch(slots: list[int]) -> Any:

@@ -8,7 +8,6 @@ is not: without a GPU there is no pinned memory that one could read in place.
 
 import itertools
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +17,10 @@ from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.sampler import Sampler
-from vllm.v1.worker.gpu.states import RequestState
 
-from support.uva import HostBuffer
+from support.sampler import SLOTS, make_sampler, use_host_memory
 
-SLOTS, VOCAB = 4, 128
+VOCAB = 128
 
 
 class Custom(LogitsProcessor):
@@ -48,39 +46,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[UvaBackedTensor]:
         done.append(self)
         return copy(self, n)
 
-    monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
-    monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: True)
+    use_host_memory(monkeypatch)
     monkeypatch.setattr(UvaBackedTensor, "copy_to_uva", noted)
     return done
-
-
-def make_sampler(*custom: LogitsProcessor, trace: bool = False) -> Sampler:
-    states = RequestState(
-        max_num_reqs=SLOTS,
-        max_model_len=64,
-        max_num_batched_tokens=16,
-        num_speculative_steps=1,
-        vocab_size=VOCAB,
-        device=torch.device("cpu"),
-    )
-    tokens = dict.fromkeys(
-        (
-            "reasoning_start_token_ids",
-            "reasoning_end_token_ids",
-            "natural_reasoning_end_token_ids",
-        ),
-        [9],
-    )
-    config: Any = SimpleNamespace(reasoning_config=SimpleNamespace(**tokens))
-    return Sampler(
-        vllm_config=config,
-        max_num_reqs=SLOTS,
-        vocab_size=VOCAB,
-        device=torch.device("cpu"),
-        req_states=states,
-        enable_trace_replay=trace,
-        custom_logits_processors=custom,
-    )
 
 
 def tensors(sampler: Sampler) -> Iterator[UvaBackedTensor]:
@@ -100,7 +68,7 @@ def params(value: int) -> SamplingParams:
 
 
 def test_nothing_is_copied_without_a_new_request(copied: list) -> None:
-    sampler = make_sampler()
+    sampler = make_sampler(VOCAB)
     sampler.add_request(0, params(0))
     sampler.apply_staged_writes()
     copied.clear()
@@ -111,7 +79,7 @@ def test_nothing_is_copied_without_a_new_request(copied: list) -> None:
 
 @pytest.mark.parametrize("trace", [False, True])
 def test_each_request_is_copied_once(copied: list, trace: bool) -> None:
-    sampler = make_sampler(trace=trace)
+    sampler = make_sampler(VOCAB, trace=trace)
     states = {id(tensor) for tensor in tensors(sampler)}
     assert len(states) == 16 + trace
     for value in range(3):
@@ -130,7 +98,7 @@ def test_each_request_is_copied_once(copied: list, trace: bool) -> None:
 
 def test_custom_processors_are_called_at_every_step(copied: list) -> None:
     processors = Custom(), Custom()
-    sampler = make_sampler(*processors)
+    sampler = make_sampler(VOCAB, *processors)
     for step in range(1, 4):
         sampler.apply_staged_writes()
         assert [processor.calls for processor in processors] == [step, step]
@@ -142,7 +110,7 @@ def test_custom_processors_are_called_at_every_step(copied: list) -> None:
 def test_copies_that_failed_are_made_up_for(
     copied: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = make_sampler()
+    sampler = make_sampler(VOCAB)
     sampler.add_request(0, params(0))
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
 
@@ -162,7 +130,7 @@ def test_no_step_in_flight_loses_what_it_reads(
     """Whichever steps bring a request: buffers are as many as steps in flight."""
     monkeypatch.setattr(buffer_utils, "_DEFAULT_MAX_CONCURRENCY", in_flight)
     for brings in itertools.product((False, True), repeat=7):
-        sampler = make_sampler()
+        sampler = make_sampler(VOCAB)
         reads: list[list[tuple[torch.Tensor, list]]] = []
         for step, new in enumerate(brings):
             if new:

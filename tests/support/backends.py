@@ -18,8 +18,8 @@ def need_sinks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     those for other GPUs can be downloaded; engines are told that they are installed.
     """
     on_hopper = current_platform.is_device_capability(90)
-    compiles = has_flashinfer() and shutil.which("nvcc")
-    if backend == "FLASHINFER" and on_hopper and compiles:
+    compiled = backend == "FLASHINFER" and on_hopper
+    if compiled and has_flashinfer() and shutil.which("nvcc"):
         # This process may have asked already, and keeps the answer.
         monkeypatch.setenv("VLLM_HAS_FLASHINFER_CUBIN", "1")
         return

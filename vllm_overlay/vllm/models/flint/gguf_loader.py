@@ -42,7 +42,7 @@ class FlintGGUFModelLoader(DefaultModelLoader):
         # A reload keeps a layer's tensors until it has all, beside a KV cache.
         reloads = any(parameter.is_meta for parameter in model.parameters())
         quantization = getattr(config, "quantization_config", None) or {}
-        weights = gguf_nvfp4_weights_iterator(
+        yield from gguf_nvfp4_weights_iterator(
             self._path(model_config),
             config,
             nvfp4_modules=set(quantization.get("quantized_layers", ())),
@@ -50,7 +50,6 @@ class FlintGGUFModelLoader(DefaultModelLoader):
             use_tqdm=self.load_config.use_tqdm_on_load,
             device="cpu" if reloads else device,
         )
-        yield from weights
 
     def _path(self, model_config: "ModelConfig") -> str:
         path = gguf_path(model_config, self.load_config)

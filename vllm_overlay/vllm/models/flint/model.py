@@ -331,6 +331,6 @@ class FlintForCausalLM(nn.Module, SupportsPP, SupportsQuant):
                 block.prepare_kernels(counter)
         # Checkpoints that others than ModelOpt quantized have names of their own.
         quant = self.quant_config
-        is_bf16 = getattr(self.config, "quantization_config", None) is None
-        if is_bf16 or quant is None or quant.get_name().startswith("modelopt"):
+        is_unquantized = getattr(self.config, "quantization_config", None) is None
+        if is_unquantized or quant is None or quant.get_name().startswith("modelopt"):
             self._checkpoint.finish(skip_experts=self._skips_experts)
